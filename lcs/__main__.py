@@ -1,0 +1,3 @@
+from lcs.cli import main
+
+main()

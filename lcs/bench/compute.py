@@ -1,0 +1,172 @@
+"""What share of this machine's matrix-multiply speed the hot paths reach: a training step, sampling, the local model.
+
+Single thread, float32. FLOPs are counted by PyTorch from the shapes (2 per multiply-add; convolutions, matrix products
+and attention only), so everything else a path does (activations, norms, optimizer) lowers its share. Times are
+processor time, which for one thread on an idle machine is the time that passes; on a machine that others use too
+it leaves out the moments when they run. What is left of their influence (clock, caches) is met by timing a matrix
+product before and after every repetition: a share is the median of work speed / best matrix-product speed around it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lcs.diffusion.loss import edm2_loss, sample_sigma
+from lcs.diffusion.samplers import heun, initial_noise, sigma_schedule
+from lcs.experiments import GRID, Network, Scale
+from lcs.model.edm2 import EDM2
+from lcs.model.layers import normalize_weights_
+from lcs.model.local import LocalEDM2, all_cells, extract_patches
+from lcs.training.ema import PowerEMA
+
+GEMM_SIZE = 1024
+HEUN_STEPS = 32  # of a full sample: 63 network calls
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def gemm_gflops(seconds: float = 0.3) -> float:
+    """Speed of a square float32 matrix product, GFLOP/s; best of several, single thread."""
+    a, b = torch.randn(GEMM_SIZE, GEMM_SIZE), torch.randn(GEMM_SIZE, GEMM_SIZE)
+    with single_thread(), torch.no_grad():
+        out = a @ b
+        best, end = float("inf"), time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            start = time.process_time()
+            torch.mm(a, b, out=out)
+            best = min(best, time.process_time() - start)
+    return 2 * GEMM_SIZE**3 / best / 1e9
+
+
+def count_flops(work: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+def measure(work: Callable[[], object], flops: int, items: int, seconds: float) -> dict[str, float]:
+    """Run `work` (which handles `items` samples in `flops` operations) for about `seconds`."""
+    rates, gemms, shares = [], [], []
+    with single_thread():
+        work()  # warm up
+        before = gemm_gflops()
+        end = time.perf_counter() + seconds
+        while len(rates) < 3 or time.perf_counter() < end:
+            start = time.process_time()
+            work()
+            rate = flops / (time.process_time() - start) / 1e9
+            after = gemm_gflops()
+            gemm = max(before, after)
+            rates.append(rate), gemms.append(gemm), shares.append(rate / gemm)
+            before = after
+    gflops = statistics.median(rates)
+    return {
+        "samples_per_second": gflops * 1e9 / flops * items,
+        "gflops": gflops,
+        "gemm_gflops": statistics.median(gemms),
+        "share": statistics.median(shares),
+    }
+
+
+def _images(batch: int, resolution: int) -> torch.Tensor:
+    return torch.randn(batch, 3, resolution, resolution) * 0.5
+
+
+def bench_train(scale: Scale, label_dim: int = GRID**2, seconds: float = 20.0) -> dict[str, float]:
+    """A whole training step: loss, backward, Adam, weight normalisation, both EMAs."""
+    torch.manual_seed(0)
+    batch = scale.recipe.batch
+    model = EDM2(scale.network, scale.resolution, 3, label_dim, scale.sigma_data)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=scale.recipe.betas, fused=True)
+    ema = PowerEMA(dict(model.named_parameters()), scale.recipe.ema_stds)
+    images, labels = _images(batch, scale.resolution), torch.randint(0, 2, (batch, label_dim)).float()
+
+    def gradients() -> None:
+        sigma = sample_sigma(batch, scale.recipe.p_mean, scale.recipe.p_std)
+        optimizer.zero_grad(set_to_none=True)
+        edm2_loss(model, images, labels, sigma, torch.randn_like(images)).mean().backward()
+
+    def step() -> None:
+        gradients()
+        optimizer.step()
+        normalize_weights_(model)
+        ema.update(dict(model.named_parameters()))
+
+    return measure(step, count_flops(gradients), batch, seconds)
+
+
+def bench_sample(scale: Scale, label_dim: int = GRID**2, batch: int = 16, seconds: float = 20.0) -> dict[str, float]:
+    """Sampling: network calls of Heun's method. `samples_per_second` is for full samples of 32 steps (63 calls)."""
+    torch.manual_seed(0)
+    model = EDM2(scale.network, scale.resolution, 3, label_dim, scale.sigma_data).eval().requires_grad_(False)
+    labels = torch.randint(0, 2, (batch, label_dim)).float()
+    noise = initial_noise(range(batch), (3, scale.resolution, scale.resolution))
+    steps = 2  # timed: 3 calls
+
+    @torch.no_grad()
+    def work() -> None:
+        heun(lambda x, sigma: model(x, sigma, labels), noise, sigma_schedule(steps))
+
+    result = measure(work, count_flops(work), batch, seconds)
+    result["samples_per_second"] *= (2 * steps - 1) / (2 * HEUN_STEPS - 1)
+    return result
+
+
+@torch.no_grad()
+def naive_local(model: LocalEDM2, x: torch.Tensor, sigma: float, labels: torch.Tensor) -> torch.Tensor:
+    """The definition of local denoising, one patch per forward pass: what `LocalEDM2.forward` is compared with."""
+    cells = all_cells(len(x), model.k)
+    patches, patch_labels = extract_patches(x, cells, model.k), model.patch_labels(labels, cells)
+    m = x.shape[-1] // GRID
+    at = slice(model.k * m, model.k * m + m)
+    out = torch.empty_like(x)
+    for n, (i, j) in enumerate(cells.flatten(0, 1).tolist()):
+        x0hat = model.denoiser(patches[n : n + 1], sigma, patch_labels[n : n + 1])
+        out[n // cells.shape[1], :, i * m : (i + 1) * m, j * m : (j + 1) * m] = x0hat[0, :, at, at]
+    return out
+
+
+def bench_local(scale: Scale, kind: str = "grid", seconds: float = 20.0) -> dict[str, float]:
+    """One denoiser call of the local model on one image, batched and patch by patch."""
+    torch.manual_seed(0)
+    model = LocalEDM2(scale.local_network, scale.resolution, kind, scale.local_radius, scale.list_slots)
+    model.eval().requires_grad_(False)
+    x, labels = _images(1, scale.resolution), torch.zeros(1, model.label_dim)
+
+    @torch.no_grad()
+    def batched() -> None:
+        model(x, 1.0, labels)
+
+    flops = count_flops(batched)
+    result = measure(batched, flops, 1, seconds / 2)
+    result["batched_seconds"] = 1 / result["samples_per_second"]
+    times = []
+    with single_thread():
+        for _ in range(3):
+            start = time.process_time()
+            naive_local(model, x, 1.0, labels)
+            times.append(time.process_time() - start)
+    result["naive_seconds"] = statistics.median(times)
+    result["speedup"] = result["naive_seconds"] / result["batched_seconds"]
+    return result
+
+
+def with_network(scale: Scale, network: Network) -> Scale:
+    """`scale` with another network, to try widths."""
+    from dataclasses import replace
+
+    return replace(scale, network=network)

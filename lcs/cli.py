@@ -1,0 +1,82 @@
+"""The command line: `python -m lcs <verb>`, also the Docker entrypoint. Each verb imports what it needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lcs.errors import LcsError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Local conditional scores: train, sample, measure and explain length generalization.",
+)
+bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks: ratios from one run; --json ends with one JSON object.")
+app.add_typer(bench_app, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line.")]
+
+
+@app.command()
+def render(
+    out: Annotated[Path, typer.Option(help="Folder of the dataset.")],
+    count: Annotated[str, typer.Option(help="Objects per scene: a number or a range such as 1-3.")] = "1-3",
+    n: Annotated[int, typer.Option(help="Scenes per object count.")] = 1000,
+    size: Annotated[int, typer.Option(help="Pixels per side.")] = 128,
+    seed: Annotated[int, typer.Option(help="Base seed; scene i of a count has seed * 2^32 + i.")] = 0,
+    shard: Annotated[str | None, typer.Option(help="Render part i of n, as i/n, on this machine.")] = None,
+    shard_size: Annotated[int, typer.Option(help="Scenes per file.")] = 2000,
+    engine: Annotated[str, typer.Option(help="fast, or blender: PNG images by the reference renderer.")] = "fast",
+    samples: Annotated[int, typer.Option(help="Blender only: Cycles samples per pixel.")] = 512,
+    clevr_assets: Annotated[Path | None, typer.Option(help="Blender only: folder of CLEVR's .blend files.")] = None,
+) -> None:
+    """Render CLEVR scenes to sharded files; run the same command again to resume."""
+    from lcs.data.shards import DatasetSpec, parse_counts, parse_part, render_dataset
+
+    spec = DatasetSpec(parse_counts(count), n, size, shard_size, seed)
+    if engine == "blender":
+        from lcs.render.gallery import render_with_blender
+
+        render_with_blender(out, spec, parse_part(shard), samples, clevr_assets)
+    elif engine == "fast":
+        complete = render_dataset(out, spec, parse_part(shard))
+        print(f"{out}: {'complete' if complete else 'this part is complete, others are missing'}")
+    else:
+        raise LcsError(f"unknown engine {engine!r}; choose fast or blender")
+
+
+def _finish(result: dict, as_json: bool) -> None:
+    """How every benchmark ends: one number per line, or one JSON object on the last line."""
+    if as_json:
+        print(json.dumps(result))
+    else:
+        for key, value in result.items():
+            print(f"{key:>24}: {value:.4g}" if isinstance(value, float) else f"{key:>24}: {value}")
+
+
+def main() -> None:
+    try:
+        app(standalone_mode=False)
+    except LcsError as error:
+        print(f"lcs: {error}", file=sys.stderr)
+        sys.exit(2)
+    except typer.Exit as exit_:
+        sys.exit(exit_.exit_code)
+    except typer.Abort:
+        print("lcs: stopped", file=sys.stderr)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("lcs: interrupted; run the same command again to resume", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        # click's own usage errors carry a message and a code; anything else is a defect: show it.
+        if hasattr(error, "format_message"):
+            print(f"lcs: {error.format_message()}", file=sys.stderr)
+            sys.exit(2)
+        raise

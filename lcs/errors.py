@@ -1,0 +1,5 @@
+"""The one exception that ends a command with a one-line message instead of a traceback."""
+
+
+class LcsError(Exception):
+    """Raised where the cause is known; the message names the value and what is allowed."""

@@ -1,0 +1,191 @@
+"""The registry: every experiment of the paper and both scales. Everything else is derived from it.
+
+An `Experiment` says *what* is studied (conditioner and architecture), a `Scale` says *how big*
+(resolution, network, training length). A `Run` is one trained model: experiment x objects x scale;
+its `name` is the file name, the table row, the model card and the entry in `weights/manifest.json`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lcs.errors import LcsError
+
+GRID = 16  # cells per side of the location grid, in every experiment of the paper
+
+# Test-time conditions (v1, section E.1): K locations are the first K, as fractions (x, y) of the image.
+TEST_LOCATIONS = (
+    (0.65, 0.65), (0.65, 0.25), (0.25, 0.65), (0.35, 0.35), (0.45, 0.65), (0.45, 0.25),
+    (0.65, 0.45), (0.25, 0.45), (0.45, 0.45), (0.55, 0.55), (0.35, 0.55), (0.55, 0.35),
+)  # fmt: skip
+TEST_COLORS = ("blue", "brown", "cyan", "gray", "green", "purple", "red", "yellow")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    conditioner: str  # key of lcs.conditioning.CONDITIONERS; "none" for unconditional
+    local: bool  # True: patch model that sees (2k+1)^2 cells (v1 section E.3)
+    title: str  # for tables and figures
+    paper_name: str
+    objects: tuple[int, ...]  # M values of the paper's tables: trained on 1..M objects
+
+
+EXPERIMENTS = {
+    e.name: e
+    for e in (
+        Experiment("grid-all", "grid-all", False, "grid, all labelled", "Exp 1", (1, 2, 3, 4, 5, 6)),
+        Experiment("grid-single", "grid-single", False, "grid, one labelled", "Exp 2", (1, 2, 3, 4, 5, 6)),
+        Experiment("list-all", "list-all", False, "list, all labelled", "Exp 3 (v2)", (3,)),
+        Experiment(
+            "grid-single-local", "grid-single", True, "grid, one labelled, local", "Exp 3 (v1), 2L (v2)", (1, 3, 5)
+        ),
+        Experiment("list-all-local", "list-all", True, "list, all labelled, local", "Exp 3L (v2)", (3,)),
+        Experiment("color", "color", False, "8 colour counts", "Color", (1, 3, 5)),
+        Experiment("grid-random", "grid-random", False, "grid, random number labelled", "Table 2", (2, 3, 4, 5, 6)),
+        Experiment("grid-drop-one", "grid-drop-one", False, "grid, all but one labelled", "Table 2", (3, 4, 5, 6)),
+        Experiment("cifar10", "none", False, "CIFAR-10, unconditional", "Fig 12", (0,)),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """EDM2 U-Net settings; the defaults are edm2-img64-xs."""
+
+    channels: int = 128
+    channel_mult: tuple[int, ...] = (1, 2, 3, 4)
+    num_blocks: int = 3
+    attn_resolutions: tuple[int, ...] = (16, 8)
+    channels_per_head: int = 64
+    unshuffle: int = 1  # space-to-depth factor of the stem
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Optimisation settings; the defaults are the paper's."""
+
+    batch: int = 2048
+    samples: int = 128 * 2**20
+    lr: float = 0.0120
+    lr_decay_batches: int = 35_000  # inverse square root decay after this many batches
+    lr_rampup_samples: int = 10_000_000
+    betas: tuple[float, float] = (0.9, 0.99)
+    p_mean: float = -0.8
+    p_std: float = 1.6
+    ema_stds: tuple[float, ...] = (0.05, 0.10)
+
+
+@dataclass(frozen=True)
+class Scale:
+    name: str
+    resolution: int
+    scenes_per_count: int
+    network: Network
+    local_network: Network
+    recipe: Recipe
+    local_recipe: Recipe
+    local_radius: int = 2  # k: a patch is (2k+1)^2 cells
+    list_slots: int = 12
+    sigma_data: float = 0.5
+    # Images enter the model as (rgb / 255 - mean) / std * sigma_data.
+    pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    pixel_std: tuple[float, float, float] = (0.25, 0.25, 0.25)  # with sigma_data 0.5: rgb / 127.5 - 1
+
+
+SCALES = {
+    s.name: s
+    for s in (
+        Scale(
+            name="mini",
+            resolution=64,
+            pixel_mean=(0.498, 0.495, 0.490),  # of rendered scenes with 1-3 objects
+            pixel_std=(0.075, 0.073, 0.073),
+            scenes_per_count=100_000,
+            network=Network(
+                channels=16,
+                channel_mult=(1, 2, 4, 6),
+                num_blocks=1,
+                attn_resolutions=(8,),
+                channels_per_head=32,
+                unshuffle=2,
+            ),
+            local_network=Network(channels=32, channel_mult=(1, 2, 3), num_blocks=1, attn_resolutions=(), unshuffle=1),
+            recipe=Recipe(
+                batch=32,
+                samples=1_000_000,
+                lr=0.02,
+                lr_decay_batches=4_000,
+                lr_rampup_samples=10_000,
+                p_mean=-0.4,
+                p_std=1.4,
+            ),
+            local_recipe=Recipe(
+                batch=64,
+                samples=1_000_000,
+                lr=0.02,
+                lr_decay_batches=4_000,
+                lr_rampup_samples=10_000,
+                p_mean=-0.4,
+                p_std=1.4,
+            ),
+        ),
+        Scale(
+            name="paper",
+            resolution=128,
+            scenes_per_count=500_000,
+            network=Network(),
+            local_network=Network(),
+            recipe=Recipe(),
+            local_recipe=Recipe(),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One trained model: an experiment, trained on scenes with 1..`objects` objects, at a scale."""
+
+    experiment: Experiment
+    objects: int
+    scale: Scale
+
+    @property
+    def name(self) -> str:
+        return f"{self.experiment.name}-m{self.objects}" if self.objects else self.experiment.name
+
+    @property
+    def network(self) -> Network:
+        return self.scale.local_network if self.experiment.local else self.scale.network
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.scale.local_recipe if self.experiment.local else self.scale.recipe
+
+
+def get_experiment(name: str) -> Experiment:
+    if name not in EXPERIMENTS:
+        raise LcsError(f"unknown experiment {name!r}; choose from {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]
+
+
+def get_scale(name: str) -> Scale:
+    if name not in SCALES:
+        raise LcsError(f"unknown scale {name!r}; choose from {', '.join(SCALES)}")
+    return SCALES[name]
+
+
+def get_run(experiment: str, objects: int, scale: str) -> Run:
+    exp = get_experiment(experiment)
+    low = 0 if exp.conditioner == "none" else 1
+    high = 0 if exp.conditioner == "none" else 6
+    if not low <= objects <= high:
+        raise LcsError(f"--objects {objects} is not possible for {experiment}; allowed: {low}..{high}")
+    return Run(exp, objects, get_scale(scale))
+
+
+def paper_runs(scale: str) -> list[Run]:
+    """Every model of the paper's tables and figures at `scale`, the most needed first."""
+    runs = [get_run(e.name, m, scale) for e in EXPERIMENTS.values() for m in e.objects]
+    return sorted(runs, key=lambda run: (run.objects != 3, list(EXPERIMENTS).index(run.experiment.name)))

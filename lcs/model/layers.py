@@ -1,0 +1,147 @@
+"""Magnitude-preserving layers of EDM2 (Karras et al. 2024, arXiv 2312.02696), written from the paper's equations.
+
+The idea: every layer maps unit-magnitude activations to unit-magnitude activations, so neither activations nor
+weights can drift during training. There are no biases and no learned norms; a weight contributes only its
+*direction*, because each output row is normalised whenever it is used.
+
+Two things here are for speed and change no value beyond rounding:
+
+* A layer takes a constant `scale` that multiplies its weight. A constant that stands before or after a linear layer
+  (the 1/0.596 of MP-SiLU, the weights of MP-sum) is a few kilobytes of arithmetic there instead of a pass over
+  the activations.
+* In evaluation the normalised, scaled weight is computed once and kept; see `MPConv`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SILU_GAIN = 1 / 0.596  # eq. 81: silu of a unit normal has magnitude 0.596
+EPS = 1e-4  # added to every norm
+
+
+def normalize(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
+    """Unit magnitude (root mean square 1) along `dim`; by default along everything but the first axis. Eq. 30."""
+    if dim is None:
+        dim = tuple(range(1, x.ndim))
+    norm = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+    norm = norm * math.sqrt(norm.numel() / x.numel()) + EPS
+    return x / norm.to(x.dtype)
+
+
+def resample(x: Tensor, mode: str) -> Tensor:
+    """Halve or double the sides of x [B, C, H, W] with a 2x2 box filter; "keep" returns x."""
+    if mode == "keep":
+        return x
+    if mode == "down":
+        return F.avg_pool2d(x, 2)
+    return F.interpolate(x, scale_factor=2, mode="nearest")
+
+
+def mp_silu(x: Tensor) -> Tensor:
+    """Magnitude-preserving SiLU, eq. 81."""
+    return F.silu(x) * SILU_GAIN
+
+
+def mp_sum_weights(t: float) -> tuple[float, float]:
+    """The two constants of eq. 88: mp_sum(a, b, t) = wa * a + wb * b."""
+    norm = math.sqrt((1 - t) ** 2 + t**2)
+    return (1 - t) / norm, t / norm
+
+
+def mp_sum(a: Tensor, b: Tensor, t: float = 0.5) -> Tensor:
+    """Magnitude-preserving sum: a lerp from `a` to `b` divided by the magnitude it would have. Eq. 88."""
+    wa, wb = mp_sum_weights(t)
+    return torch.add(a * wa, b, alpha=wb)
+
+
+def mp_cat_weights(na: int, nb: int, t: float) -> tuple[float, float]:
+    """The two constants of eq. 103 for inputs of `na` and `nb` channels."""
+    total = math.sqrt((na + nb) / ((1 - t) ** 2 + t**2))
+    return total / math.sqrt(na) * (1 - t), total / math.sqrt(nb) * t
+
+
+def mp_cat(a: Tensor, b: Tensor, t: float = 0.5) -> Tensor:
+    """Magnitude-preserving concatenation along the channel axis: b contributes the share t. Eq. 103."""
+    wa, wb = mp_cat_weights(a.shape[1], b.shape[1], t)
+    # With equal widths and t = 0.5 both weights are exactly 1 up to rounding: no pass over the activations.
+    scaled = [x if abs(w - 1) < 1e-12 else x * w for x, w in ((a, wa), (b, wb))]
+    return torch.cat(scaled, dim=1)
+
+
+class MPFourier(nn.Module):
+    """Random Fourier features sqrt(2) cos(2 pi (f x + p)) of a scalar, frequencies and phases fixed. Eq. 75."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("freqs", 2 * math.pi * torch.randn(channels))  # the factor 2 pi is stored with them
+        self.register_buffer("phases", 2 * math.pi * torch.rand(channels))
+
+    def forward(self, x: Tensor) -> Tensor:  # [B] -> [B, channels]
+        return torch.cos(torch.outer(x, self.freqs.to(x.dtype)) + self.phases.to(x.dtype)) * math.sqrt(2)
+
+
+class MPConv(nn.Module):
+    """Magnitude-preserving convolution (kernel (h, w)) or linear layer (kernel ()). Eq. 47.
+
+    The weight in use is normalize(w) / sqrt(fan_in), so every output has unit magnitude for independent
+    unit-magnitude inputs. The normalisation is part of the computation: autograd projects the gradient onto the
+    tangent of the unit sphere. The *stored* weight is normalised by `normalize_weights_` after each optimizer step.
+
+    In evaluation the weight in use is cached on the module as a plain attribute (never in the state dict). The cache
+    holds for one parameter object, storage, version and scale, so assignment, loading, `.to()` and in-place
+    changes all miss it, and `train()` drops it. (Writing through `weight.data` leaves no trace that PyTorch
+    exposes; write under `torch.no_grad()` instead.) While gradients for the weight are wanted, nothing is cached.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.weight = nn.Parameter(torch.randn(out_channels, in_channels, *kernel))
+        self._cache: tuple | None = None
+
+    def used_weight(self, scale: float = 1.0) -> Tensor:
+        """The normalised weight times scale / sqrt(fan_in), [out, in, *kernel]."""
+        w = self.weight
+        if self.training or (torch.is_grad_enabled() and w.requires_grad) or torch.compiler.is_compiling():
+            return self._scaled(scale)
+        key = (w.data_ptr(), w._version, w.dtype, scale)
+        if self._cache is None or self._cache[0] is not w or self._cache[1] != key:
+            with torch.inference_mode(False), torch.no_grad():
+                self._cache = (w, key, self._scaled(scale))
+        return self._cache[2]
+
+    def _scaled(self, scale: float) -> Tensor:
+        w = normalize(self.weight) * (scale / math.sqrt(self.weight[0].numel()))
+        return w.contiguous(memory_format=torch.channels_last) if w.ndim == 4 else w
+
+    def forward(self, x: Tensor, scale: float = 1.0, pad: bool = True) -> Tensor:
+        """[B, in, H, W] -> [B, out, H, W], zero padded (`pad` False: without, so H and W shrink); [B, in] -> [B, out]"""
+        w = self.used_weight(scale)
+        if w.ndim == 2:
+            return F.linear(x, w)
+        return F.conv2d(x, w, padding=(w.shape[-2] // 2, w.shape[-1] // 2) if pad else 0)
+
+    def train(self, mode: bool = True) -> MPConv:
+        self._cache = None
+        return super().train(mode)
+
+    def _apply(self, *args, **kwargs) -> MPConv:  # .to(), .double(), .cuda(), ...
+        self._cache = None
+        return super()._apply(*args, **kwargs)
+
+
+@torch.no_grad()
+def normalize_weights_(module: nn.Module) -> None:
+    """Forced weight normalisation (eq. 66): every MPConv's stored weight gets unit-magnitude rows, in place.
+
+    To be called after the optimizer update. It does not change the function the network computes (the weight is
+    normalised in use anyway); it keeps the effective learning rate from decaying as raw weights would grow.
+    """
+    for layer in module.modules():
+        if isinstance(layer, MPConv):
+            layer.weight.copy_(normalize(layer.weight))

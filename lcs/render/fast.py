@@ -1,0 +1,129 @@
+"""The fast renderer: images and object masks from scenes, on all cores or on a GPU.
+
+Every pixel is first shaded once, through its centre; pixels whose colour or object differs from a
+neighbour's are then averaged over a SUBSAMPLES x SUBSAMPLES grid (in linear light), so flat regions
+cost one ray and edges are smooth. The mask holds the object seen through the pixel's centre.
+Any width and height show the whole 4:3 view of the original, as its 320x240 images do when resized.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lcs.errors import LcsError
+from lcs.render.geometry import camera_and_objects
+from lcs.render.jit import njit, prange
+from lcs.render.tracer import pack_lights, prepare, radiance
+from lcs.scenes.scene import Scene
+
+SUBSAMPLES = 3
+CONTRAST = 0.03  # difference of gamma-encoded luminance that makes a pixel an edge
+MAX_SIZE = 4096
+
+
+@dataclass(frozen=True)
+class PackedScenes:
+    """A batch of scenes as arrays; object i of scene s is row `start[s] + i`."""
+
+    start: np.ndarray  # int64 [S + 1]
+    cameras: np.ndarray  # float64 [S, 4, 3]
+    objects: np.ndarray  # float64 [N, 12]
+    lights: np.ndarray  # float64 [S, 3, 16]
+
+
+def pack(scenes: list[Scene]) -> PackedScenes:
+    pairs = [camera_and_objects(scene) for scene in scenes]
+    start = np.zeros(len(scenes) + 1, np.int64)
+    np.cumsum([len(objects) for _, objects in pairs], out=start[1:])
+    return PackedScenes(
+        start,
+        np.stack([camera for camera, _ in pairs]),
+        np.concatenate([objects for _, objects in pairs]),
+        np.stack([pack_lights(scene) for scene in scenes]),
+    )
+
+
+@njit(cache=True, fastmath=True, error_model="numpy", inline="always")
+def _srgb(v):
+    """Blender's Standard view transform: clip, then the sRGB curve."""
+    v = min(max(v, 0.0), 1.0)
+    return 12.92 * v if v <= 0.0031308 else 1.055 * v ** (1.0 / 2.4) - 0.055
+
+
+@njit(cache=True, inline="always")
+def _phase(x, y):
+    """A 4x4 ordered pattern in [0, 1): neighbouring pixels use different shadow and reflection samples."""
+    return ((x & 3) * 5 + (y & 3) * 7 & 15) / 16.0
+
+
+@njit(cache=True, fastmath=True, error_model="numpy")
+def _render_one(cam, objs, lights, linear, mask):
+    """Fills linear [H, W, 3] and mask [H, W] (0: no object, i + 1: object i)."""
+    height, width = mask.shape
+    rings, means, glow = prepare(objs, lights)
+    tone = np.empty((height, width))
+    for y in range(height):
+        for x in range(width):
+            a, b = 2 * (x + 0.5) / width - 1, 1 - 2 * (y + 0.5) / height
+            r, g, bl, which = radiance(cam, objs, lights, rings, means, glow, a, b, _phase(x, y))
+            linear[y, x, 0], linear[y, x, 1], linear[y, x, 2] = r, g, bl
+            mask[y, x] = max(which, -1) + 1
+            tone[y, x] = min(0.3 * r + 0.6 * g + 0.1 * bl, 1.0) ** 0.5
+    for y in range(height):
+        for x in range(width):
+            edge = False
+            for v in range(max(y - 1, 0), min(y + 2, height)):
+                for u in range(max(x - 1, 0), min(x + 2, width)):
+                    if mask[v, u] != mask[y, x] or abs(tone[v, u] - tone[y, x]) > CONTRAST:
+                        edge = True
+            if not edge:
+                continue
+            r = g = bl = 0.0
+            for k in range(SUBSAMPLES * SUBSAMPLES):
+                fx, fy = (k % SUBSAMPLES + 0.5) / SUBSAMPLES, (k // SUBSAMPLES + 0.5) / SUBSAMPLES
+                phase = (_phase(x, y) * 16 + k * 7) % 16 / 16.0
+                a, b = 2 * (x + fx) / width - 1, 1 - 2 * (y + fy) / height
+                # Clip each sample as a display would: a highlight must not bleed over the whole pixel.
+                sr, sg, sb, _ = radiance(cam, objs, lights, rings, means, glow, a, b, phase)
+                r, g, bl = r + min(sr, 4.0), g + min(sg, 4.0), bl + min(sb, 4.0)
+            scale = 1.0 / (SUBSAMPLES * SUBSAMPLES)
+            linear[y, x, 0], linear[y, x, 1], linear[y, x, 2] = r * scale, g * scale, bl * scale
+
+
+@njit(cache=True, parallel=True)
+def _render_batch(start, cameras, objects, lights, images, masks):
+    count, height, width = masks.shape
+    for s in prange(count):
+        linear = np.empty((height, width, 3), np.float32)
+        _render_one(cameras[s], objects[start[s] : start[s + 1]], lights[s], linear, masks[s])
+        for y in range(height):
+            for x in range(width):
+                for c in range(3):
+                    images[s, y, x, c] = np.uint8(_srgb(linear[y, x, c]) * 255.0 + 0.5)
+
+
+def render_linear(scene: Scene, width: int, height: int) -> np.ndarray:
+    """Linear RGB before colour management: float32 [H, W, 3]."""
+    _check_size(width, height)
+    packed = pack([scene])
+    linear, mask = np.empty((height, width, 3), np.float32), np.empty((height, width), np.uint8)
+    _render_one(packed.cameras[0], packed.objects, packed.lights[0], linear, mask)
+    return linear
+
+
+def render(scenes: list[Scene], width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [S, H, W, 3] in sRGB, masks uint8 [S, H, W] (0: no object, i + 1: object i)."""
+    _check_size(width, height)
+    images = np.empty((len(scenes), height, width, 3), np.uint8)
+    masks = np.empty((len(scenes), height, width), np.uint8)
+    if scenes:
+        packed = pack(scenes)
+        _render_batch(packed.start, packed.cameras, packed.objects, packed.lights, images, masks)
+    return images, masks
+
+
+def _check_size(width: int, height: int) -> None:
+    if not (1 <= width <= MAX_SIZE and 1 <= height <= MAX_SIZE):
+        raise LcsError(f"image size {width}x{height} is not possible; allowed: 1..{MAX_SIZE} pixels per side")

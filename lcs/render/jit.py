@@ -1,0 +1,35 @@
+"""numba's decorator for this package, with a compile cache that knows all sources it was built from.
+
+numba invalidates a cached function when its own file changes, not when a function it inlines changes.
+The cache folder therefore carries a hash of every compiled source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import numba
+from numba import njit, prange
+
+_SOURCES = sorted(Path(__file__).parent.glob("*.py")) + [Path(__file__).parents[1] / "scenes" / "world.py"]
+
+
+def _cache_folder() -> Path:
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:16]
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for folder in (base / "lcs", Path(tempfile.gettempdir()) / f"lcs-{os.getuid()}"):
+        try:
+            folder = folder / f"numba-{digest}"
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        except OSError:
+            continue
+    return Path(tempfile.mkdtemp(prefix="lcs-numba-"))
+
+
+numba.config.CACHE_DIR = str(_cache_folder())
+
+__all__ = ["njit", "prange"]

@@ -1,0 +1,261 @@
+"""The training loop: one code path from a laptop core to many GPUs.
+
+A step takes the next `recipe.batch` samples. They are cut into micro-batches which the processes share;
+gradients are sums over samples divided by the batch, so the result does not depend on how many
+processes there are. After Adam's update the weights are renormalised (the paper's one change to EDM2)
+and the EMAs advance. All randomness is keyed by the sample index (`batches.py`), hence the whole state
+of a run is its tensors and its step, and a killed run continues to the same result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import nn
+from tqdm import tqdm
+
+import lcs
+from lcs.data.files import read_json, write_json
+from lcs.diffusion.loss import edm2_loss
+from lcs.errors import LcsError
+from lcs.experiments import Recipe, Run
+from lcs.model.build import build_model, trained_network
+from lcs.model.layers import normalize_weights_
+from lcs.training import checkpoint
+from lcs.training.batches import Batch, make_batch
+from lcs.training.ema import PowerEMA
+
+STAGES = {"early": 0.1, "mid": 0.4, "late": 1.0}  # fractions of training at which weights are kept
+SNAPSHOTS = 8  # per run, for post-hoc EMA
+LOG_SAMPLES = 1_000  # samples between rows of the loss log
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to run, as opposed to what to train: none of these changes the result beyond rounding."""
+
+    micro_batch: int | None = None  # samples at once on a device; default: the whole share of the batch
+    mixed_precision: str = "no"  # no, bf16 or fp16
+    cpu: bool = False
+    checkpoint_seconds: float = 300.0
+    stop_after_samples: int | None = None  # leave early, as if interrupted at a checkpoint
+    progress: bool = True
+
+
+def learning_rate(recipe: Recipe, samples: int) -> float:
+    """EDM2's schedule: linear ramp-up, constant, then inverse square root decay of the batch number."""
+    batches = samples / recipe.batch
+    rate = recipe.lr / math.sqrt(max(batches / recipe.lr_decay_batches, 1.0))
+    return rate * min(samples / max(recipe.lr_rampup_samples, 1), 1.0)
+
+
+def train(run: Run, source, folder: Path, seed: int = 0, settings: TrainSettings = TrainSettings()) -> Path:  # noqa: B008
+    """Trains `run` to its end in `folder`, resuming what is there; returns the path of the final weights."""
+    folder = Path(folder)
+    accelerator = Accelerator(cpu=settings.cpu, mixed_precision=settings.mixed_precision)
+    main = accelerator.is_main_process
+    if main:
+        _check_folder(folder, run, seed)
+    accelerator.wait_for_everyone()
+    if _finished(folder, run):
+        return folder / "late.safetensors"
+
+    torch.manual_seed(seed)  # initial weights
+    whole = build_model(run)
+    network = trained_network(whole)
+    normalize_weights_(network)
+    network.to(accelerator.device, memory_format=torch.channels_last).train()
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.0, betas=run.recipe.betas, eps=1e-8)
+    ema = PowerEMA(network.state_dict(), run.recipe.ema_stds)
+    samples = 0
+    if (folder / checkpoint.STATE).exists():
+        tensors, meta = checkpoint.load_tensors(folder / checkpoint.STATE)
+        ema.load_state_dict(checkpoint.restore_training_state(tensors, network, optimizer), meta["ema_steps"])
+        samples = meta["samples"]
+    if main:
+        checkpoint.truncate_loss_log(folder / "loss.csv", samples)
+    model, optimizer = accelerator.prepare(network, optimizer)
+
+    step = _Step(run, whole, source, seed, accelerator, model, network, optimizer, settings)
+    bar = tqdm(
+        total=run.recipe.samples, initial=samples, unit="smp", unit_scale=True, smoothing=0.05,
+        disable=not (main and settings.progress), desc=run.name, mininterval=2.0,
+    )  # fmt: skip
+    saver = _Saver(run, folder, network, optimizer, ema)
+    log = _LossLog(folder / "loss.csv", samples)
+    last_save = time.monotonic()
+    with bar:
+        while samples < run.recipe.samples:
+            loss, error = step(samples, learning_rate(run.recipe, samples))
+            if not math.isfinite(loss):
+                raise LcsError(
+                    f"{run.name}: loss is {loss} at {samples} samples; stopped before the update. "
+                    f"The last good checkpoint is {folder / checkpoint.STATE}; try a lower learning rate"
+                )
+            ema.update(network.state_dict())
+            before, samples = samples, samples + run.recipe.batch
+            bar.update(run.recipe.batch)
+            if main:
+                if log.add(samples, loss, error, learning_rate(run.recipe, before)):
+                    bar.set_postfix_str(f"loss {log.last_loss:+.3f}, error {log.last_error:.4f}", refresh=False)
+                saver.keep_stages(before, samples)
+            leave = settings.stop_after_samples is not None and samples >= settings.stop_after_samples
+            if leave or samples >= run.recipe.samples or time.monotonic() - last_save > settings.checkpoint_seconds:
+                if main:
+                    saver.save_state(samples)
+                last_save = time.monotonic()
+            if leave:
+                break
+    accelerator.wait_for_everyone()
+    return folder / "late.safetensors"
+
+
+class _Step:
+    """One optimizer step over a global batch, shared by all processes."""
+
+    def __init__(self, run, whole, source, seed, accelerator, model, network, optimizer, settings: TrainSettings):
+        self.run, self.whole, self.source, self.seed = run, whole, source, seed
+        self.accelerator, self.model, self.network, self.optimizer = accelerator, model, network, optimizer
+        world = accelerator.num_processes
+        if run.recipe.batch % world:
+            raise LcsError(f"batch {run.recipe.batch} cannot be shared by {world} processes; use a divisor of it")
+        self.share = run.recipe.batch // world
+        self.micro = min(settings.micro_batch or self.share, self.share)
+
+    def __call__(self, first: int, rate: float) -> tuple[float, float]:
+        """Updates the weights with samples first..first+batch-1; mean loss and mean weighted error."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        begin = first + self.accelerator.process_index * self.share
+        mine = np.arange(begin, begin + self.share)
+        parts = np.array_split(mine, -(-self.share // self.micro))
+        totals = torch.zeros(2, device=self.accelerator.device)
+        for k, part in enumerate(parts):
+            last = k == len(parts) - 1
+            batch = make_batch(self.run, self.whole, self.source, self.seed, part, self.accelerator.device)
+            hold = contextlib.nullcontext() if last else self.accelerator.no_sync(self.model)
+            with hold:
+                losses, errors = self._losses(batch)
+                # Processes average their gradients, so the mean over my share is the mean over the batch.
+                self.accelerator.backward(losses.sum() / (self.share * len(losses) / len(part)))
+            totals += torch.stack([losses.detach().mean(), errors.mean()]) * (len(part) / self.share)
+        loss, error = self.accelerator.reduce(totals, "mean").tolist()
+        if math.isfinite(loss):
+            self.optimizer.step()
+            normalize_weights_(self.network)
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss, error
+
+    def _losses(self, batch: Batch):
+        """Uncertainty-weighted loss, and the plain weighted squared error for the log."""
+        with self.accelerator.autocast():
+            losses = edm2_loss(
+                self.model, batch.images, batch.labels, batch.sigma, batch.noise, self.run.scale.sigma_data
+            )  # [B]
+        with torch.no_grad():
+            u = self.network.logvar(batch.sigma).flatten()
+            errors = (losses.detach() - u) * u.exp()
+        return losses, errors
+
+
+class _Saver:
+    """Writes the state, the three stages and the EMA snapshots of one run."""
+
+    def __init__(self, run: Run, folder: Path, network: nn.Module, optimizer, ema: PowerEMA):
+        self.run, self.folder, self.network, self.ema = run, folder, network, ema
+        self.optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+
+    def save_state(self, samples: int) -> None:
+        tensors = checkpoint.training_state(self.network, self.optimizer, self.ema.state_dict())
+        meta = {"samples": samples, "ema_steps": self.ema.step, "run": self.run.name, "version": lcs.__version__}
+        checkpoint.save_tensors(self.folder / checkpoint.STATE, tensors, meta)
+        checkpoint.plot_loss(self.folder / "loss.csv", self.folder / "loss.png", self.run.name)
+
+    def keep_stages(self, before: int, samples: int) -> None:
+        """EMA weights whenever a stage or snapshot time lies in (before, samples]."""
+        total = self.run.recipe.samples
+        for name, fraction in STAGES.items():
+            if before < fraction * total <= samples or (fraction == 1.0 and samples >= total > before):
+                self._save_ema(self.folder / f"{name}.safetensors", samples, stage=name)
+        number = samples * SNAPSHOTS // total
+        if number > before * SNAPSHOTS // total:
+            tensors = self.ema.state_dict()
+            meta = {"samples": samples, "ema_steps": self.ema.step, "stds": list(self.run.recipe.ema_stds)}
+            checkpoint.save_tensors(self.folder / f"snapshot-{number:04d}.safetensors", tensors, meta)
+
+    def _save_ema(self, path: Path, samples: int, stage: str) -> None:
+        width = self.run.recipe.ema_stds[0]
+        meta = {
+            "run": self.run.name, "scale": self.run.scale.name, "stage": stage, "samples": samples,
+            "ema_std": width, "version": lcs.__version__,
+        }  # fmt: skip
+        checkpoint.save_tensors(path, self.ema.average(width), meta)
+
+
+class _LossLog:
+    """Averages losses over LOG_SAMPLES samples and appends a row to the CSV."""
+
+    def __init__(self, path: Path, samples: int):
+        self.path, self.next_row = path, samples + LOG_SAMPLES
+        self.sum_loss = self.sum_error = 0.0
+        self.steps = 0
+        self.started = time.monotonic()
+        self.last_loss = self.last_error = math.nan
+
+    def add(self, samples: int, loss: float, error: float, rate: float) -> bool:
+        self.sum_loss, self.sum_error, self.steps = self.sum_loss + loss, self.sum_error + error, self.steps + 1
+        if samples < self.next_row:
+            return False
+        self.last_loss, self.last_error = self.sum_loss / self.steps, self.sum_error / self.steps
+        seconds = time.monotonic() - self.started
+        checkpoint.append_loss_log(
+            self.path, (samples, f"{self.last_loss:.6g}", f"{self.last_error:.6g}", f"{rate:.6g}", f"{seconds:.1f}")
+        )
+        self.sum_loss = self.sum_error = 0.0
+        self.steps, self.next_row = 0, samples + LOG_SAMPLES
+        return True
+
+
+def _finished(folder: Path, run: Run) -> bool:
+    state = folder / checkpoint.STATE
+    return state.exists() and (folder / "late.safetensors").exists() and _samples_in(state) >= run.recipe.samples
+
+
+def _samples_in(state: Path) -> int:
+    return int(checkpoint.load_meta(state)["samples"])
+
+
+def run_settings(run: Run, seed: int) -> dict:
+    """What determines the result: written beside the weights, and into their manifest."""
+    return {
+        "run": run.name, "experiment": run.experiment.name, "objects": run.objects, "scale": run.scale.name,
+        "seed": seed, "resolution": run.scale.resolution, "network": asdict(run.network),
+        "recipe": asdict(run.recipe), "local_radius": run.scale.local_radius if run.experiment.local else None,
+    }  # fmt: skip
+
+
+def _check_folder(folder: Path, run: Run, seed: int) -> None:
+    """A folder belongs to one run: refuses to continue it with other settings."""
+    wanted = run_settings(run, seed)
+    path = folder / "run.json"
+    if not path.exists():
+        write_json(path, wanted)
+        return
+    found = read_json(path)
+    differs = [k for k in wanted if _plain(found.get(k)) != _plain(wanted[k])]
+    if differs:
+        raise LcsError(f"{folder} was trained with other settings ({', '.join(differs)}); use another --out folder")
+
+
+def _plain(value):
+    """Tuples as lists, as JSON knows them."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value

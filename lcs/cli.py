@@ -51,6 +51,41 @@ def render(
         raise LcsError(f"unknown engine {engine!r}; choose fast or blender")
 
 
+@app.command()
+def train(
+    experiment: Annotated[str | None, typer.Argument(help="Name in lcs/experiments.py, e.g. grid-all.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every run of the paper, the most needed first.")] = False,
+    scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
+    objects: Annotated[int, typer.Option(help="Train on scenes with 1..M objects.")] = 3,
+    data: Annotated[Path | None, typer.Option(help="Rendered dataset; without it scenes are streamed.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of all runs; resumed if something is there.")] = Path("runs"),
+    seed: Annotated[int, typer.Option()] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the default.")] = 0,
+    cpu: Annotated[bool, typer.Option(help="Use the CPU even if there is a GPU.")] = False,
+    micro_batch: Annotated[int | None, typer.Option(help="Samples at once per device (accumulates gradients).")] = None,
+    mixed_precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = "no",
+    checkpoint_seconds: Annotated[float, typer.Option(help="How much work a kill may lose.")] = 300.0,
+    stop_after: Annotated[int | None, typer.Option(help="Leave after this many samples; resume later.")] = None,
+) -> None:
+    """Train one run, or all of them; run the same command again to resume. Works under `accelerate launch`."""
+    import torch
+
+    from lcs.experiments import get_run, get_scale, paper_runs
+    from lcs.training.queue import train_all
+    from lcs.training.trainer import TrainSettings
+
+    if (experiment is None) == (not all_):
+        raise LcsError("name one experiment, or give --all")
+    if mixed_precision not in ("no", "bf16", "fp16"):
+        raise LcsError(f"--mixed-precision {mixed_precision!r} is unknown; choose no, bf16 or fp16")
+    if threads:
+        torch.set_num_threads(threads)
+    get_scale(scale)
+    settings = TrainSettings(micro_batch, mixed_precision, cpu, checkpoint_seconds, stop_after)
+    runs = paper_runs(scale) if all_ else [get_run(experiment, 0 if experiment == "cifar10" else objects, scale)]
+    train_all(runs, data, out, seed, settings)
+
+
 def _finish(result: dict, as_json: bool) -> None:
     """How every benchmark ends: one number per line, or one JSON object on the last line."""
     if as_json:

@@ -109,7 +109,7 @@ def bench_train(scale: Scale, label_dim: int = GRID**2, seconds: float = 20.0) -
     return measure(step, count_flops(gradients), batch, seconds)
 
 
-def bench_sample(scale: Scale, label_dim: int = GRID**2, batch: int = 16, seconds: float = 20.0) -> dict[str, float]:
+def bench_sample(scale: Scale, label_dim: int = GRID**2, batch: int = 32, seconds: float = 20.0) -> dict[str, float]:
     """Sampling: network calls of Heun's method. `samples_per_second` is for full samples of 32 steps (63 calls)."""
     torch.manual_seed(0)
     model = EDM2(scale.network, scale.resolution, 3, label_dim, scale.sigma_data).eval().requires_grad_(False)

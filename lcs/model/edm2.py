@@ -74,7 +74,7 @@ class Block(nn.Module):
         if self.heads:
             wx, wy = mp_sum_weights(ATTN_BALANCE)
             x = _add(self.attn_proj(self._attend(x), scale=wy), x, wx)
-        return x.clamp(-CLIP, CLIP) if torch.is_grad_enabled() else x.clamp_(-CLIP, CLIP)
+        return F.hardtanh(x, -CLIP, CLIP, inplace=True)
 
     @staticmethod
     def _modulated_silu(y: Tensor, c: Tensor) -> Tensor:
@@ -104,8 +104,8 @@ def _crop(x: Tensor, size: int | None) -> Tensor:  # [B, C, H, W] -> the central
 
 
 def _add(y: Tensor, x: Tensor, alpha: float) -> Tensor:
-    """y + alpha * x; y is a fresh tensor nobody else needs, so without autograd it is reused."""
-    return torch.add(y, x, alpha=alpha) if torch.is_grad_enabled() else y.add_(x, alpha=alpha)
+    """y + alpha * x, in place: y is a fresh output of a convolution, which nobody else needs."""
+    return y.add_(x, alpha=alpha)
 
 
 class UNet(nn.Module):

@@ -24,13 +24,46 @@ SILU_GAIN = 1 / 0.596  # eq. 81: silu of a unit normal has magnitude 0.596
 EPS = 1e-4  # added to every norm
 
 
-def normalize(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
-    """Unit magnitude (root mean square 1) along `dim`; by default along everything but the first axis. Eq. 30."""
-    if dim is None:
-        dim = tuple(range(1, x.ndim))
-    norm = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-    norm = norm * math.sqrt(norm.numel() / x.numel()) + EPS
-    return x / norm.to(x.dtype)
+def normalize(x: Tensor, dim: int | tuple[int, ...] | None = None, gain: float = 1.0) -> Tensor:
+    """Magnitude (root mean square) `gain` along `dim`; by default along everything but the first axis. Eq. 30."""
+    return _Normalize.apply(x, tuple(range(1, x.ndim)) if dim is None else dim, gain)
+
+
+class _Normalize(torch.autograd.Function):
+    """y = gain x / (eps + |x| / sqrt(n)), with its derivative in closed form: a third of autograd's passes over x."""
+
+    @staticmethod
+    def forward(x: Tensor, dim: int | tuple[int, ...], gain: float) -> Tensor:
+        return x * _Normalize.factors(x, dim, gain)[0]
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        x, ctx.dim, ctx.gain = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return _Normalize.times_jacobian(grad, ctx.saved_tensors[0], ctx.dim, ctx.gain), None, None
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor, *_) -> Tensor:
+        return _Normalize.times_jacobian(tangent, ctx.saved_tensors[0], ctx.dim, ctx.gain)
+
+    @staticmethod
+    def factors(x: Tensor, dim: int | tuple[int, ...], gain: float) -> tuple[Tensor, Tensor]:
+        """What x is multiplied by, and -1 times its derivative by |x|^2 / 2."""
+        norm = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+        root = math.sqrt(norm.numel() / x.numel())  # 1 / sqrt(number of elements per norm)
+        factor = gain / (norm * root + EPS)
+        slope = factor.square() * (root / gain) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+        return factor.to(x.dtype), slope.to(x.dtype)
+
+    @staticmethod
+    def times_jacobian(v: Tensor, x: Tensor, dim: int | tuple[int, ...], gain: float) -> Tensor:
+        """v J = J v (J is symmetric): factor * v - slope * <x, v> x"""
+        factor, slope = _Normalize.factors(x, dim, gain)
+        return torch.addcmul(v * factor, x, (v * x).sum(dim, keepdim=True) * -slope)
 
 
 def resample(x: Tensor, mode: str) -> Tensor:
@@ -68,9 +101,14 @@ def mp_cat_weights(na: int, nb: int, t: float) -> tuple[float, float]:
 def mp_cat(a: Tensor, b: Tensor, t: float = 0.5) -> Tensor:
     """Magnitude-preserving concatenation along the channel axis: b contributes the share t. Eq. 103."""
     wa, wb = mp_cat_weights(a.shape[1], b.shape[1], t)
-    # With equal widths and t = 0.5 both weights are exactly 1 up to rounding: no pass over the activations.
-    scaled = [x if abs(w - 1) < 1e-12 else x * w for x, w in ((a, wa), (b, wb))]
-    return torch.cat(scaled, dim=1)
+    if torch.is_grad_enabled():
+        return torch.cat([a * wa, b * wb], dim=1)
+    shape = (a.shape[0], a.shape[1] + b.shape[1], *a.shape[2:])
+    layout = torch.channels_last if a.ndim == 4 else torch.contiguous_format
+    out = torch.empty(shape, dtype=a.dtype, device=a.device, memory_format=layout)
+    torch.mul(a, wa, out=out[:, : a.shape[1]])
+    torch.mul(b, wb, out=out[:, a.shape[1] :])
+    return out
 
 
 class MPFourier(nn.Module):
@@ -116,8 +154,10 @@ class MPConv(nn.Module):
         return self._cache[2]
 
     def _scaled(self, scale: float) -> Tensor:
-        w = normalize(self.weight) * (scale / math.sqrt(self.weight[0].numel()))
-        return w.contiguous(memory_format=torch.channels_last) if w.ndim == 4 else w
+        w = self.weight
+        if w.ndim == 4:  # the layout of the activations, so that convolutions need not reorder it
+            w = w.contiguous(memory_format=torch.channels_last)
+        return normalize(w, gain=scale / math.sqrt(w[0].numel()))
 
     def forward(self, x: Tensor, scale: float = 1.0, pad: bool = True) -> Tensor:
         """[B, in, H, W] -> [B, out, H, W], zero padded (`pad` False: without, so H and W shrink); [B, in] -> [B, out]"""

@@ -64,7 +64,7 @@ def train(run: Run, source, folder: Path, seed: int = 0, settings: TrainSettings
     if main:
         _check_folder(folder, run, seed)
     accelerator.wait_for_everyone()
-    if _finished(folder, run):
+    if is_finished(folder, run):
         return folder / "late.safetensors"
 
     torch.manual_seed(seed)  # initial weights
@@ -223,13 +223,9 @@ class _LossLog:
         return True
 
 
-def _finished(folder: Path, run: Run) -> bool:
+def is_finished(folder: Path, run: Run) -> bool:
     state = folder / checkpoint.STATE
-    return state.exists() and (folder / "late.safetensors").exists() and _samples_in(state) >= run.recipe.samples
-
-
-def _samples_in(state: Path) -> int:
-    return int(checkpoint.load_meta(state)["samples"])
+    return state.exists() and int(checkpoint.load_meta(state)["samples"]) >= run.recipe.samples
 
 
 def run_settings(run: Run, seed: int) -> dict:

@@ -1,0 +1,58 @@
+"""Training many runs, one after another, resumable and safe to start several times.
+
+Each run lives in OUT/<scale>/<run name>. A process holds a lock file there while it trains, so two
+`lcs train --all` side by side (one thread each) share the queue instead of repeating each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+from lcs.data.cifar import CifarImages
+from lcs.data.shards import RenderedScenes, StreamedScenes
+from lcs.experiments import Run
+from lcs.training.trainer import TrainSettings, is_finished, train
+
+
+def run_folder(out: Path, run: Run) -> Path:
+    return Path(out) / run.scale.name / run.name
+
+
+def open_source(run: Run, data: Path | None):
+    """The images a run is trained on: rendered ones from `data`, or streamed if it is None."""
+    if run.experiment.name == "cifar10":
+        return CifarImages(data)
+    counts = tuple(range(1, run.objects + 1))
+    return StreamedScenes(counts, run.scale.resolution) if data is None else RenderedScenes(data, counts)
+
+
+@contextmanager
+def claimed(folder: Path):
+    """Yields True if this process now holds the run's lock, False if another one does."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:  # one launch, many processes: they train the run together
+        yield True
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def train_all(runs: list[Run], data: Path | None, out: Path, seed: int, settings: TrainSettings) -> None:
+    """Trains every run that is neither finished nor being trained elsewhere."""
+    for run in runs:
+        folder = run_folder(out, run)
+        with claimed(folder) as mine:
+            if not mine:
+                print(f"{run.name}: another process is training it")
+            elif is_finished(folder, run):
+                print(f"{run.name}: finished")
+            else:
+                train(run, open_source(run, data), folder, seed, settings)

@@ -1,0 +1,74 @@
+"""Shipped checkpoints: fp16 safetensors in `weights/`, described and hashed in `weights/manifest.json`.
+
+An entry of the manifest is keyed by "<scale>/<run>/<stage>" and holds the settings the run was trained
+with, the samples it has seen, the code version and the file's sha256. Loading checks the hash, so a
+corrupt or foreign file is never used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import lcs
+from lcs.data.files import read_json, sha256_of, write_json
+from lcs.errors import LcsError
+from lcs.experiments import Run
+from lcs.model.build import build_model, trained_network
+from lcs.training import checkpoint
+
+WEIGHTS = Path(__file__).parents[1] / "weights"
+STAGES = ("late", "mid", "early")
+
+
+def entry_key(run: Run, stage: str = "late") -> str:
+    return f"{run.scale.name}/{run.name}/{stage}"
+
+
+def read_manifest(root: Path = WEIGHTS) -> dict[str, dict]:
+    path = Path(root) / "manifest.json"
+    return read_json(path) if path.exists() else {}
+
+
+def export(run: Run, folder: Path, stage: str = "late", root: Path = WEIGHTS) -> Path:
+    """Copies a trained stage of a run folder into `root` as fp16 and enters it in the manifest."""
+    tensors, meta = checkpoint.load_tensors(Path(folder) / f"{stage}.safetensors")
+    settings = read_json(Path(folder) / "run.json")
+    path = Path(root) / f"{entry_key(run, stage).replace('/', '--')}.safetensors"
+    checkpoint.save_tensors(path, {name: t.half() for name, t in tensors.items()}, meta)
+    manifest = read_manifest(root)
+    manifest[entry_key(run, stage)] = {
+        "file": path.name, "sha256": sha256_of(path), "bytes": path.stat().st_size,
+        "samples": meta["samples"], "ema_std": meta["ema_std"], "version": lcs.__version__, "settings": settings,
+    }  # fmt: skip
+    write_json(Path(root) / "manifest.json", manifest)
+    return path
+
+
+def load(run: Run, stage: str = "late", root: Path = WEIGHTS) -> nn.Module:
+    """The trained model of a run in evaluation mode; raises if it is not shipped or its file is damaged."""
+    entry = read_manifest(root).get(entry_key(run, stage))
+    if entry is None:
+        raise LcsError(f"no weights for {entry_key(run, stage)} in {root}; train them with `lcs train`")
+    path = Path(root) / entry["file"]
+    if not path.exists() or sha256_of(path) != entry["sha256"]:
+        raise LcsError(f"{path} is missing or does not match its sha256 in the manifest; fetch it again")
+    model = build_model(run)
+    tensors, _ = checkpoint.load_tensors(path)
+    return _fill(model, tensors, path)
+
+
+def load_stage(run: Run, path: Path) -> nn.Module:
+    """The model of a run with the weights of any stage file, e.g. of a run that is still training."""
+    tensors, _ = checkpoint.load_tensors(path)
+    return _fill(build_model(run), tensors, path)
+
+
+def _fill(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> nn.Module:
+    try:
+        trained_network(model).load_state_dict({name: t.float() for name, t in tensors.items()})
+    except RuntimeError as error:
+        raise LcsError(f"{path} does not fit the model: {str(error).splitlines()[-1].strip()}") from None
+    return model.eval().requires_grad_(False)

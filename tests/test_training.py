@@ -1,0 +1,219 @@
+"""Training: schedule, resume, kill -9, process-count independence, clear failures."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny import source, tiny_run
+
+from lcs.errors import LcsError
+from lcs.experiments import Recipe
+from lcs.model.build import build_model, trained_network
+from lcs.model.layers import MPConv
+from lcs.training import checkpoint, trainer
+from lcs.training.batches import make_batch, standardise, to_rgb
+from lcs.training.queue import claimed, train_all
+from lcs.training.trainer import TrainSettings, learning_rate, train
+from lcs.weights import load_stage
+
+REPO = Path(__file__).parents[1]
+QUIET = TrainSettings(cpu=True, progress=False)
+
+
+def state(folder) -> dict[str, torch.Tensor]:
+    return checkpoint.load_tensors(Path(folder) / "state.safetensors")[0]
+
+
+def assert_same(a: dict, b: dict, tolerance: float = 0.0) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        if tolerance:
+            assert torch.allclose(a[name], b[name], atol=tolerance, rtol=tolerance), name
+        else:
+            assert torch.equal(a[name], b[name]), name
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run trained without interruption."""
+    folder = tmp_path_factory.mktemp("straight")
+    train(tiny_run(), source(), folder, settings=QUIET)
+    return folder
+
+
+def test_learning_rate_by_hand():
+    recipe = Recipe(batch=100, lr=0.01, lr_decay_batches=50, lr_rampup_samples=1000)
+    assert learning_rate(recipe, 0) == 0
+    assert learning_rate(recipe, 500) == pytest.approx(0.005)
+    assert learning_rate(recipe, 5000) == pytest.approx(0.01)  # batch 50: the decay starts
+    assert learning_rate(recipe, 20000) == pytest.approx(0.005)  # batch 200: sqrt(200 / 50) = 2
+
+
+def test_training_learns(tmp_path):
+    run = tiny_run("grid-all", samples=1600, batch=16, lr_decay_batches=50)
+    train(run, source(), tmp_path, settings=QUIET)
+    rows = checkpoint.read_loss_log(tmp_path / "loss.csv")
+    assert [r[0] for r in rows] == [1008.0]  # 1,000 samples a row, in whole batches
+    assert rows[0][2] < 0.9  # predicting nothing but the best constant scores 1
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_files_of_a_run(straight):
+    names = {path.name for path in straight.iterdir()}
+    assert names >= {"state.safetensors", "run.json", "loss.csv", "early.safetensors", "mid.safetensors"}
+    assert len([n for n in names if n.startswith("snapshot-")]) == trainer.SNAPSHOTS
+    metas = [checkpoint.load_meta(straight / f"{s}.safetensors")["samples"] for s in ("early", "mid", "late")]
+    assert metas == [8, 32, 64]
+    model = load_stage(tiny_run(), straight / "late.safetensors")
+    assert not model.training
+
+
+def test_stopping_and_resuming_is_bit_identical(straight, tmp_path):
+    for stop in (16, 40, 1000):
+        train(tiny_run(), source(), tmp_path, settings=replace(QUIET, stop_after_samples=stop))
+    assert_same(state(straight), state(tmp_path))
+    late = [checkpoint.load_tensors(f / "late.safetensors")[0] for f in (straight, tmp_path)]
+    assert_same(*late)
+    assert (straight / "run.json").read_text() == (tmp_path / "run.json").read_text()
+
+
+def test_kill_9_and_resume_is_bit_identical(straight, tmp_path):
+    command = [sys.executable, "tests/tiny.py", str(tmp_path), "0", "64"]  # a checkpoint after every step
+    env = os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    process = subprocess.Popen(command, cwd=REPO, env=env, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "state.safetensors").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    (tmp_path / ".state.safetensors.1.tmp").write_bytes(b"half a checkpoint")
+    done = checkpoint.load_meta(tmp_path / "state.safetensors")["samples"]
+    assert 0 < done <= 64
+    train(tiny_run(), source(), tmp_path, settings=QUIET)
+    assert_same(state(straight), state(tmp_path))
+
+
+def test_two_processes_equal_one(straight, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    workers = []
+    for rank in range(2):
+        env = os.environ | {
+            "PYTHONPATH": str(REPO), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        command = [sys.executable, "tests/tiny.py", str(tmp_path), "1000", "64"]
+        workers.append(subprocess.Popen(command, cwd=REPO, env=env, stderr=subprocess.PIPE, text=True))
+    for worker in workers:
+        _, errors = worker.communicate(timeout=240)
+        assert worker.returncode == 0, errors
+    one, two = state(straight), state(tmp_path)
+    moved = max((one[name] - value).abs().max() for name, value in _initial_state().items())
+    assert moved > 0.01
+    assert_same(one, two, tolerance=2e-4)
+
+
+def _initial_state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    network = trained_network(build_model(tiny_run()))
+    trainer.normalize_weights_(network)
+    return {f"model.{name}": value for name, value in network.state_dict().items()}
+
+
+def test_micro_batches_equal_one_batch(straight, tmp_path):
+    train(tiny_run(), source(), tmp_path, settings=replace(QUIET, micro_batch=3))
+    assert_same(state(straight), state(tmp_path), tolerance=2e-4)
+
+
+@pytest.mark.parametrize("experiment", ["grid-all", "list-all", "color", "grid-single-local", "list-all-local"])
+def test_sample_i_is_the_same_in_any_batch(experiment):
+    run = tiny_run(experiment)
+    model = build_model(run)
+    whole = make_batch(run, model, source(), 0, np.arange(6), torch.device("cpu"))
+    part = make_batch(run, model, source(), 0, np.arange(4, 6), torch.device("cpu"))
+    per_sample = 2 if run.experiment.local else 1
+    for name in ("images", "labels", "sigma", "noise"):
+        assert torch.equal(getattr(whole, name)[4 * per_sample :], getattr(part, name)), name
+    assert whole.images.shape[0] == 6 * per_sample
+
+
+def test_noise_has_the_stated_distribution():
+    run = tiny_run()
+    batch = make_batch(run, build_model(run), source(), 0, np.arange(400), torch.device("cpu"))
+    log = batch.sigma.log()
+    assert log.mean() == pytest.approx(run.recipe.p_mean, abs=4 * run.recipe.p_std / 20)
+    assert log.std() == pytest.approx(run.recipe.p_std, rel=0.15)
+    assert batch.noise.mean() == pytest.approx(0, abs=0.01)
+    assert batch.noise.std() == pytest.approx(1, abs=0.01)
+    assert batch.images.std() == pytest.approx(run.scale.sigma_data, rel=0.3)
+
+
+def test_standardise_and_back():
+    images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
+    assert (to_rgb(standardise(images, tiny_run()), tiny_run()) == images).all()
+
+
+def test_weights_are_renormalised_after_the_update(straight):
+    network = load_stage(tiny_run(), straight / "late.safetensors")
+    network.load_state_dict({k.removeprefix("model."): v for k, v in state(straight).items() if k.startswith("model.")})
+    for layer in network.modules():
+        if isinstance(layer, MPConv):
+            assert torch.allclose(layer.weight.flatten(1).square().mean(1), torch.ones(()), atol=1e-3)
+
+
+def test_nan_stops_with_the_last_good_checkpoint(tmp_path, monkeypatch):
+    settings = replace(QUIET, stop_after_samples=16)
+    train(tiny_run(), source(), tmp_path, settings=settings)
+    before = state(tmp_path)
+    monkeypatch.setattr(trainer, "edm2_loss", lambda model, x, *a: model(x, 1.0).mean((1, 2, 3)) * float("nan"))
+    with pytest.raises(LcsError, match=r"loss is nan at 16 samples.*state\.safetensors"):
+        train(tiny_run(), source(), tmp_path, settings=QUIET)
+    assert_same(before, state(tmp_path))
+
+
+def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    train(tiny_run(), source(), tmp_path, settings=replace(QUIET, stop_after_samples=16))
+    before = state(tmp_path)
+
+    def no_space(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", no_space)
+    with pytest.raises(LcsError, match="disk is full"):
+        train(tiny_run(), source(), tmp_path, settings=QUIET)
+    assert_same(before, state(tmp_path))
+
+
+def test_other_settings_are_refused(straight):
+    with pytest.raises(LcsError, match=r"other settings \(recipe\)"):
+        train(tiny_run(lr=0.5), source(), straight, settings=QUIET)
+    with pytest.raises(LcsError, match="seed"):
+        train(tiny_run(), source(), straight, seed=1, settings=QUIET)
+
+
+def test_corrupt_checkpoint_is_a_clear_error(straight, tmp_path):
+    for name in ("run.json", "state.safetensors"):
+        (tmp_path / name).write_bytes((straight / name).read_bytes()[: 300 if "state" in name else None])
+    with pytest.raises(LcsError, match="not a readable checkpoint"):
+        train(tiny_run(), source(), tmp_path, settings=QUIET)
+
+
+def test_queue_skips_what_another_process_holds(tmp_path, capsys):
+    folder = tmp_path / "tiny" / "grid-single-m2"
+    with claimed(folder) as mine:
+        assert mine
+        train_all([tiny_run()], None, tmp_path, 0, QUIET)
+    assert "another process" in capsys.readouterr().out
+    train_all([tiny_run()], None, tmp_path, 0, QUIET)
+    train_all([tiny_run()], None, tmp_path, 0, QUIET)
+    assert "finished" in capsys.readouterr().out

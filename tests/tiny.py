@@ -1,0 +1,34 @@
+"""A scale so small that training takes a second, for tests; also a worker for multi-process tests."""
+
+import sys
+from dataclasses import replace
+
+from lcs.data.shards import StreamedScenes
+from lcs.experiments import Network, Recipe, Run, get_experiment, get_scale
+from lcs.training.trainer import TrainSettings, train
+
+_NETWORK = Network(
+    channels=8, channel_mult=(1, 2), num_blocks=1, attn_resolutions=(8,), channels_per_head=8, unshuffle=2
+)
+_RECIPE = Recipe(
+    batch=8, samples=64, lr=0.02, lr_decay_batches=4, lr_rampup_samples=16, p_mean=-0.4, p_std=1.4
+)  # fmt: skip
+SCALE = replace(
+    get_scale("mini"), name="tiny", resolution=32, network=_NETWORK, recipe=_RECIPE,
+    local_network=replace(_NETWORK, unshuffle=1, attn_resolutions=()), local_recipe=_RECIPE,
+)  # fmt: skip
+
+
+def tiny_run(experiment: str = "grid-single", **recipe) -> Run:
+    scale = replace(SCALE, recipe=replace(_RECIPE, **recipe), local_recipe=replace(_RECIPE, **recipe))
+    return Run(get_experiment(experiment), 2, scale)
+
+
+def source() -> StreamedScenes:
+    return StreamedScenes((1, 2), SCALE.resolution)
+
+
+if __name__ == "__main__":  # python tests/tiny.py FOLDER CHECKPOINT_SECONDS SAMPLES
+    folder, seconds, samples = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    settings = TrainSettings(cpu=True, checkpoint_seconds=seconds, progress=False)
+    train(tiny_run(samples=samples), source(), folder, settings=settings)

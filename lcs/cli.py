@@ -70,7 +70,7 @@ def train(
     """Train one run, or all of them; run the same command again to resume. Works under `accelerate launch`."""
     import torch
 
-    from lcs.experiments import get_run, get_scale, paper_runs
+    from lcs.experiments import get_run, get_scale, paper_runs, with_warm_starts
     from lcs.training.queue import train_all
     from lcs.training.trainer import TrainSettings
 
@@ -83,7 +83,79 @@ def train(
     get_scale(scale)
     settings = TrainSettings(micro_batch, mixed_precision, cpu, checkpoint_seconds, stop_after)
     runs = paper_runs(scale) if all_ else [get_run(experiment, 0 if experiment == "cifar10" else objects, scale)]
-    train_all(runs, data, out, seed, settings)
+    train_all(with_warm_starts(runs), data, out, seed, settings)
+
+
+@app.command()
+def plan(
+    scale: Annotated[str | None, typer.Option(help="mini or paper; both if not given.")] = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure this machine.")] = 30.0,
+    json_: Json = False,
+) -> None:
+    """Parameters, FLOPs, hours and disk of every run, before anything is trained."""
+    from dataclasses import asdict
+
+    from lcs.experiments import SCALES, get_scale
+    from lcs.plan import GPU_SHARE, as_table, measure_machine
+    from lcs.plan import plan as make_plan
+
+    scales = list(SCALES) if scale is None else [get_scale(scale).name]
+    print(f"measuring this machine for {seconds:g} s ...", file=sys.stderr)
+    gflops, threads = measure_machine(seconds)
+    costs = make_plan(scales, gflops * threads)
+    print(as_table(costs))
+    print(f"GPU hours at {GPU_SHARE:.0%} of the bf16 peak; here: {threads} threads of {gflops:.0f} GFLOP/s each")
+    if json_:
+        print(json.dumps({"gflops_per_thread": gflops, "threads": threads, "runs": [asdict(c) for c in costs]}))
+
+
+@bench_app.command("render")
+def bench_render_command(
+    scenes: Annotated[int, typer.Option(help="Held-out scenes for fidelity.")] = 50,
+    picture: Annotated[Path | None, typer.Option(help="Write a side-by-side PNG here.")] = None,
+    json_: Json = False,
+) -> None:
+    """The fast renderer against Blender: images per second, PSNR, SSIM, mask IoU."""
+    from lcs.bench.render import bench_render
+
+    _finish(bench_render(scenes, picture=picture), json_)
+
+
+@bench_app.command("data")
+def bench_data_command(
+    data: Annotated[Path, typer.Argument(help="A folder made by `lcs render`.")], json_: Json = False
+) -> None:
+    """How fast a rendered dataset is read, and how many GPUs that feeds."""
+    from lcs.bench.data import bench_data
+
+    _finish(bench_data(data), json_)
+
+
+@bench_app.command("train")
+def bench_train_command(scale: str = "mini", seconds: float = 20.0, json_: Json = False) -> None:
+    """A training step's share of the matrix-multiply peak, one thread."""
+    from lcs.bench.compute import bench_train
+    from lcs.experiments import get_scale
+
+    _finish(bench_train(get_scale(scale), seconds=seconds), json_)
+
+
+@bench_app.command("sample")
+def bench_sample_command(scale: str = "mini", seconds: float = 20.0, json_: Json = False) -> None:
+    """Sampling's share of the matrix-multiply peak, one thread."""
+    from lcs.bench.compute import bench_sample
+    from lcs.experiments import get_scale
+
+    _finish(bench_sample(get_scale(scale), seconds=seconds), json_)
+
+
+@bench_app.command("local")
+def bench_local_command(scale: str = "mini", seconds: float = 20.0, json_: Json = False) -> None:
+    """The local model: batched patches against the patch-by-patch loop."""
+    from lcs.bench.compute import bench_local
+    from lcs.experiments import get_scale
+
+    _finish(bench_local(get_scale(scale), seconds=seconds), json_)
 
 
 def _finish(result: dict, as_json: bool) -> None:

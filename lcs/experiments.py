@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from lcs.errors import LcsError
 
+WARM_OBJECTS = 3
 GRID = 16  # cells per side of the location grid, in every experiment of the paper
 
 # Test-time conditions (v1, section E.1): K locations are the first K, as fractions (x, y) of the image.
@@ -45,6 +46,7 @@ EXPERIMENTS = {
         Experiment("grid-random", "grid-random", False, "grid, random number labelled", "Table 2", (2, 3, 4, 5, 6)),
         Experiment("grid-drop-one", "grid-drop-one", False, "grid, all but one labelled", "Table 2", (3, 4, 5, 6)),
         Experiment("cifar10", "none", False, "CIFAR-10, unconditional", "Fig 12", (0,)),
+        Experiment("unlabelled", "unlabelled", False, "no labels: warm start of the others", "-", ()),
     )
 }
 
@@ -85,6 +87,7 @@ class Scale:
     local_network: Network
     recipe: Recipe
     local_recipe: Recipe
+    warm_recipe: Recipe | None = None  # of models that start from the weights of `unlabelled` instead of at random
     local_radius: int = 2  # k: a patch is (2k+1)^2 cells
     list_slots: int = 12
     sigma_data: float = 0.5
@@ -103,8 +106,8 @@ SCALES = {
             pixel_std=(0.075, 0.073, 0.073),
             scenes_per_count=100_000,
             network=Network(
-                channels=16,
-                channel_mult=(1, 2, 4, 6),
+                channels=32,
+                channel_mult=(1, 1, 2, 3),
                 num_blocks=1,
                 attn_resolutions=(8,),
                 channels_per_head=32,
@@ -113,10 +116,19 @@ SCALES = {
             local_network=Network(channels=32, channel_mult=(1, 2, 3), num_blocks=1, attn_resolutions=(), unshuffle=1),
             recipe=Recipe(
                 batch=32,
-                samples=1_000_000,
+                samples=400_000,
                 lr=0.02,
                 lr_decay_batches=4_000,
                 lr_rampup_samples=10_000,
+                p_mean=-0.4,
+                p_std=1.4,
+            ),
+            warm_recipe=Recipe(
+                batch=32,
+                samples=250_000,
+                lr=0.01,
+                lr_decay_batches=1_000,
+                lr_rampup_samples=5_000,
                 p_mean=-0.4,
                 p_std=1.4,
             ),
@@ -161,7 +173,21 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        return self.scale.local_recipe if self.experiment.local else self.scale.recipe
+        if self.experiment.local:
+            return self.scale.local_recipe
+        return self.scale.recipe if self.warm_start is None else self.scale.warm_recipe
+
+    @property
+    def warm_start(self) -> Run | None:
+        """The run whose weights this one starts from, if any: it has seen the same images (1-3 objects) but no label.
+
+        Only for standard models trained on at least three objects: no model may start from images with more
+        objects than its own.
+        """
+        labelled = self.experiment.conditioner not in ("none", "unlabelled")
+        if self.scale.warm_recipe is None or self.experiment.local or not labelled or self.objects < WARM_OBJECTS:
+            return None
+        return Run(EXPERIMENTS["unlabelled"], WARM_OBJECTS, self.scale)
 
 
 def get_experiment(name: str) -> Experiment:
@@ -189,3 +215,13 @@ def paper_runs(scale: str) -> list[Run]:
     """Every model of the paper's tables and figures at `scale`, the most needed first."""
     runs = [get_run(e.name, m, scale) for e in EXPERIMENTS.values() for m in e.objects]
     return sorted(runs, key=lambda run: (run.objects != 3, list(EXPERIMENTS).index(run.experiment.name)))
+
+
+def with_warm_starts(runs: list[Run]) -> list[Run]:
+    """The runs in their order, each after the run it starts from."""
+    ordered: list[Run] = []
+    for run in runs:
+        for one in (run.warm_start, run):
+            if one is not None and one not in ordered:
+                ordered.append(one)
+    return ordered

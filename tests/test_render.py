@@ -1,6 +1,10 @@
 """The fast renderer against independent truth: brute-force marching, closed forms, radiometry by hand."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -213,3 +217,27 @@ def test_batch_equals_one_by_one():
 def test_bad_sizes(size):
     with pytest.raises(LcsError, match="image size"):
         render([random_scene(0, 1)], *size)
+
+
+SIMULATED = """
+import sys
+import numpy as np
+from lcs.render.gpu import render_gpu
+from lcs.scenes.placement import random_scene
+images, masks = render_gpu([random_scene(s, 1 + s) for s in range(3)], 20, 16)
+np.save(sys.argv[1], np.concatenate([images, masks[..., None]], -1))
+"""
+
+
+def test_gpu_kernels_agree_with_the_cpu_in_the_simulator(tmp_path):
+    """In a process of its own, with plain Python functions: the simulator's arrays are unknown to the compiler."""
+    env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "NUMBA_DISABLE_JIT": "1"}
+    env["PYTHONPATH"] = str(Path(__file__).parents[1])
+    command = [sys.executable, "-c", SIMULATED, str(tmp_path / "gpu.npy")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    gpu = np.load(tmp_path / "gpu.npy")
+    images, masks = render([random_scene(s, 1 + s) for s in range(3)], 20, 16)
+    assert (masks == gpu[..., 3]).all()
+    assert masks.any()
+    assert np.abs(images.astype(int) - gpu[..., :3].astype(int)).max() <= 1

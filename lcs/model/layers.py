@@ -56,14 +56,15 @@ class _Normalize(torch.autograd.Function):
         norm = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
         root = math.sqrt(norm.numel() / x.numel())  # 1 / sqrt(number of elements per norm)
         factor = gain / (norm * root + EPS)
-        slope = factor.square() * (root / gain) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
-        return factor.to(x.dtype), slope.to(x.dtype)
+        slope = factor.square() * (root / gain) / norm.clamp_min(1e-12)
+        return factor.to(x.dtype), slope
 
     @staticmethod
     def times_jacobian(v: Tensor, x: Tensor, dim: int | tuple[int, ...], gain: float) -> Tensor:
         """v J = J v (J is symmetric): factor * v - slope * <x, v> x"""
         factor, slope = _Normalize.factors(x, dim, gain)
-        return torch.addcmul(v * factor, x, (v * x).sum(dim, keepdim=True) * -slope)
+        along = (v * x).sum(dim, keepdim=True, dtype=slope.dtype) * -slope
+        return torch.addcmul(v * factor, x, along.to(x.dtype))
 
 
 def resample(x: Tensor, mode: str) -> Tensor:

@@ -21,8 +21,18 @@ MAX_OBJECTS = 12
 MAX_RESTARTS = 2_000
 
 
-def random_scene(seed: int, count: int, max_restarts: int = MAX_RESTARTS) -> Scene:
-    """The scene with `count` objects that belongs to `seed`; the same on any machine."""
+def random_scene(
+    seed: int,
+    count: int,
+    max_restarts: int = MAX_RESTARTS,
+    min_margin: float = world.MIN_MARGIN,
+    min_gap: float = world.MIN_GAP,
+) -> Scene:
+    """The scene with `count` objects that belongs to `seed`; the same on any machine.
+
+    The original stops at 10 objects, and its margins leave hardly any room for 12: for crowded scenes, as
+    the counter needs them, give smaller ones.
+    """
     if not 0 <= count <= MAX_OBJECTS:
         raise LcsError(f"cannot place {count} objects; allowed: 0..{MAX_OBJECTS}")
     if seed < 0:
@@ -32,7 +42,7 @@ def random_scene(seed: int, count: int, max_restarts: int = MAX_RESTARTS) -> Sce
     lights = {name: _jitter(rng, position, world.LIGHT_JITTER) for name, (position, *_) in world.AREA_LIGHTS.items()}
     packed_camera = pack_camera(camera)
     for _ in range(max_restarts):
-        objects = _place(rng, camera, count)
+        objects = _place(rng, camera, count, min_margin, min_gap)
         if objects is not None and _all_visible(packed_camera, objects):
             return Scene(seed, camera, lights, objects)
     raise LcsError(
@@ -45,7 +55,9 @@ def _jitter(rng: np.random.Generator, position: Vec3, amount: float) -> Vec3:
     return tuple(p + amount * (2 * rng.random() - 1) for p in position)
 
 
-def _place(rng: np.random.Generator, camera: Vec3, count: int) -> tuple[SceneObject, ...] | None:
+def _place(
+    rng: np.random.Generator, camera: Vec3, count: int, min_margin: float, min_gap: float
+) -> tuple[SceneObject, ...] | None:
     """One attempt at `count` objects; None if some object found no place in 50 tries."""
     directions = ground_directions(camera)
     axes = [directions["right"][:2], directions["behind"][:2]]  # left and front are their negatives
@@ -53,7 +65,7 @@ def _place(rng: np.random.Generator, camera: Vec3, count: int) -> tuple[SceneObj
     for _ in range(count):
         size = world.SIZE_NAMES[rng.integers(len(world.SIZE_NAMES))]
         radius = world.SIZES[size]
-        spot = _free_spot(rng, radius, placed, axes)
+        spot = _free_spot(rng, radius, placed, axes, min_margin, min_gap)
         if spot is None:
             return None
         position = (*spot, radius)
@@ -71,14 +83,16 @@ def _place(rng: np.random.Generator, camera: Vec3, count: int) -> tuple[SceneObj
     return tuple(placed)
 
 
-def _free_spot(rng, radius: float, placed: list[SceneObject], axes) -> tuple[float, float] | None:
+def _free_spot(
+    rng: np.random.Generator, radius: float, placed: list[SceneObject], axes, min_margin: float, min_gap: float
+) -> tuple[float, float] | None:
     for _ in range(world.MAX_TRIES_PER_OBJECT):
         x, y = (world.PLACEMENT_HALF_WIDTH * (2 * rng.random() - 1) for _ in range(2))
         for other in placed:
             dx, dy = x - other.position[0], y - other.position[1]
-            if math.sqrt(dx * dx + dy * dy) - radius - other.radius < world.MIN_GAP:
+            if math.sqrt(dx * dx + dy * dy) - radius - other.radius < min_gap:
                 break
-            if any(abs(dx * ax + dy * ay) < world.MIN_MARGIN for ax, ay in axes):
+            if any(abs(dx * ax + dy * ay) < min_margin for ax, ay in axes):
                 break
         else:
             return x, y

@@ -55,4 +55,8 @@ def train_all(runs: list[Run], data: Path | None, out: Path, seed: int, settings
             elif is_finished(folder, run):
                 print(f"{run.name}: finished")
             else:
-                train(run, open_source(run, data), folder, seed, settings)
+                warm = run.warm_start and run_folder(out, run.warm_start) / "late.safetensors"
+                if warm and not warm.exists():
+                    print(f"{run.name}: waits for {run.warm_start.name}")
+                    continue
+                train(run, open_source(run, data), folder, seed, settings, warm)

@@ -56,8 +56,18 @@ def learning_rate(recipe: Recipe, samples: int) -> float:
     return rate * min(samples / max(recipe.lr_rampup_samples, 1), 1.0)
 
 
-def train(run: Run, source, folder: Path, seed: int = 0, settings: TrainSettings = TrainSettings()) -> Path:  # noqa: B008
-    """Trains `run` to its end in `folder`, resuming what is there; returns the path of the final weights."""
+def train(
+    run: Run,
+    source,
+    folder: Path,
+    seed: int = 0,
+    settings: TrainSettings = TrainSettings(),  # noqa: B008
+    warm_start: Path | None = None,
+) -> Path:
+    """Trains `run` to its end in `folder`, resuming what is there; returns the path of the final weights.
+
+    `warm_start` is the weights file of `run.warm_start`, needed when a run that has one begins.
+    """
     folder = Path(folder)
     accelerator = Accelerator(cpu=settings.cpu, mixed_precision=settings.mixed_precision)
     main = accelerator.is_main_process
@@ -70,9 +80,11 @@ def train(run: Run, source, folder: Path, seed: int = 0, settings: TrainSettings
     torch.manual_seed(seed)  # initial weights
     whole = build_model(run)
     network = trained_network(whole)
+    if run.warm_start is not None and not (folder / checkpoint.STATE).exists():
+        _start_from(network, run, warm_start)
     normalize_weights_(network)
     network.to(accelerator.device, memory_format=torch.channels_last).train()
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.0, betas=run.recipe.betas, eps=1e-8)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.0, betas=run.recipe.betas, eps=1e-8, fused=True)
     ema = PowerEMA(network.state_dict(), run.recipe.ema_stds)
     samples = 0
     if (folder / checkpoint.STATE).exists():
@@ -115,6 +127,16 @@ def train(run: Run, source, folder: Path, seed: int = 0, settings: TrainSettings
                 break
     accelerator.wait_for_everyone()
     return folder / "late.safetensors"
+
+
+def _start_from(network: nn.Module, run: Run, path: Path | None) -> None:
+    """Copies all weights but the label embedding, which the unlabelled run never used."""
+    if path is None:
+        raise LcsError(f"{run.name} starts from the weights of {run.warm_start.name}: train that first")
+    tensors, _ = checkpoint.load_tensors(path)
+    own = network.state_dict()
+    kept = {name: value for name, value in own.items() if name.startswith("unet.emb_label")}
+    network.load_state_dict({name: value.float() for name, value in tensors.items()} | kept)
 
 
 class _Step:
@@ -231,10 +253,17 @@ def is_finished(folder: Path, run: Run) -> bool:
 def run_settings(run: Run, seed: int) -> dict:
     """What determines the result: written beside the weights, and into their manifest."""
     return {
-        "run": run.name, "experiment": run.experiment.name, "objects": run.objects, "scale": run.scale.name,
-        "seed": seed, "resolution": run.scale.resolution, "network": asdict(run.network),
-        "recipe": asdict(run.recipe), "local_radius": run.scale.local_radius if run.experiment.local else None,
-    }  # fmt: skip
+        "run": run.name,
+        "experiment": run.experiment.name,
+        "objects": run.objects,
+        "scale": run.scale.name,
+        "seed": seed,
+        "warm_start": run.warm_start.name if run.warm_start else None,
+        "resolution": run.scale.resolution,
+        "local_radius": run.scale.local_radius if run.experiment.local else None,
+        "network": asdict(run.network),
+        "recipe": asdict(run.recipe),
+    }
 
 
 def _check_folder(folder: Path, run: Run, seed: int) -> None:

@@ -116,7 +116,7 @@ SCALES = {
             local_network=Network(channels=32, channel_mult=(1, 2, 3), num_blocks=1, attn_resolutions=(), unshuffle=1),
             recipe=Recipe(
                 batch=32,
-                samples=400_000,
+                samples=300_000,
                 lr=0.02,
                 lr_decay_batches=4_000,
                 lr_rampup_samples=10_000,

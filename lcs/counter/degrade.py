@@ -28,7 +28,7 @@ IGNORED_ABOVE = 0.8  # stronger damage: whether this is still an object is nobod
 
 @dataclass(frozen=True)
 class DegradeSettings:
-    style: float = 1.0  # strength of the harmless changes; 0 switches them off
+    styled_images: float = 0.6  # share of images with harmless changes
     damaged_images: float = 0.4  # share of images in which objects may be damaged
     damaged_objects: float = 0.4  # share of objects in them
     removed_objects: float = 0.05  # share of objects in them that are erased
@@ -69,8 +69,9 @@ def degrade(data: CounterData, generator: torch.Generator, settings: DegradeSett
             images = DAMAGE[name](images, spread(chosen, masks), empty, other, generator)
     if removed.any():
         images = torch.lerp(images, empty, spread(removed.float(), masks).round())
-    if settings.style > 0:
-        images = _style(images, settings.style, generator)
+    if settings.styled_images > 0:
+        styled = uniform(batch, 1, 1, 1) < settings.styled_images
+        images = torch.where(styled, _style(images, generator), images)
     return Degraded(images.clamp(0, 1), strength, there & ~removed)
 
 
@@ -95,7 +96,7 @@ def _smear(x: Tensor, s: Tensor, empty: Tensor, other: Tensor, generator) -> Ten
 
 def _warp(x: Tensor, s: Tensor, empty: Tensor, other: Tensor, generator) -> Tensor:
     batch, _, height, width = x.shape
-    push = _smooth_noise((batch, 2, height, width), 4, generator) * (5.0 * s)  # in pixels
+    push = _smooth_noise((batch, 2, height, width), 4, generator) * (3.5 * s)  # in pixels
     ys, xs = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     grid = torch.stack([(xs + push[:, 0]) * 2 / width - 1, (ys + push[:, 1]) * 2 / height - 1], -1)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
@@ -106,7 +107,7 @@ def _double(x: Tensor, s: Tensor, empty: Tensor, other: Tensor, generator) -> Te
 
 
 def _stain(x: Tensor, s: Tensor, empty: Tensor, other: Tensor, generator) -> Tensor:
-    return x + _smooth_noise(x.shape, 3, generator) * (0.35 * s)
+    return x + _smooth_noise(x.shape, 3, generator) * (0.18 * s)
 
 
 DAMAGE = {"fade": _fade, "smear": _smear, "warp": _warp, "double": _double, "stain": _stain}
@@ -115,14 +116,14 @@ DAMAGE = {"fade": _fade, "smear": _smear, "warp": _warp, "double": _double, "sta
 # ---- style ----------------------------------------------------------------------------------------
 
 
-def _style(x: Tensor, amount: float, generator: torch.Generator) -> Tensor:
-    """Harmless changes; each is applied to about half of the images."""
+def _style(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Harmless changes; each is applied to half of the images."""
     batch = len(x)
 
     def some(low: float, high: float, channels: int = 1) -> Tensor:
-        """Per image and channel uniform in amount * (low..high), or 0 for half of the images."""
+        """Per image and channel uniform in low..high, or 0 for half of the images."""
         value = low + (high - low) * torch.rand(batch, channels, 1, 1, generator=generator)
-        return amount * value * (torch.rand(batch, 1, 1, 1, generator=generator) < 0.5)
+        return value * (torch.rand(batch, 1, 1, 1, generator=generator) < 0.5)
 
     x = torch.lerp(x, blur(x, 1.0), some(0.0, 1.0))
     x = x + some(0.0, 0.03) * torch.randn(x.shape, generator=generator)

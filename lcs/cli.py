@@ -68,21 +68,22 @@ def train(
     stop_after: Annotated[int | None, typer.Option(help="Leave after this many samples; resume later.")] = None,
 ) -> None:
     """Train one run, or all of them; run the same command again to resume. Works under `accelerate launch`."""
-    import torch
-
     from lcs.experiments import get_run, get_scale, paper_runs, with_warm_starts
-    from lcs.training.queue import train_all
-    from lcs.training.trainer import TrainSettings
 
     if (experiment is None) == (not all_):
         raise LcsError("name one experiment, or give --all")
     if mixed_precision not in ("no", "bf16", "fp16"):
         raise LcsError(f"--mixed-precision {mixed_precision!r} is unknown; choose no, bf16 or fp16")
+    get_scale(scale)
+    runs = paper_runs(scale) if all_ else [get_run(experiment, 0 if experiment == "cifar10" else objects, scale)]
+    import torch  # after the checks: it takes seconds
+
+    from lcs.training.queue import train_all
+    from lcs.training.trainer import TrainSettings
+
     if threads:
         torch.set_num_threads(threads)
-    get_scale(scale)
     settings = TrainSettings(micro_batch, mixed_precision, cpu, checkpoint_seconds, stop_after)
-    runs = paper_runs(scale) if all_ else [get_run(experiment, 0 if experiment == "cifar10" else objects, scale)]
     train_all(with_warm_starts(runs), data, out, seed, settings)
 
 

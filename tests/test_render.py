@@ -13,7 +13,7 @@ from lcs.errors import LcsError
 from lcs.render import geometry
 from lcs.render.fast import render, render_linear
 from lcs.render.geometry import MISS, hit_ground, hit_object, object_normal, pack_objects
-from lcs.render.tracer import light_visibility, pack_lights
+from lcs.render.light import light_visibility, pack_lights
 from lcs.scenes import world
 from lcs.scenes.placement import random_scene
 from lcs.scenes.scene import Scene, SceneObject, project

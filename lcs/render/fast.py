@@ -16,7 +16,8 @@ import numpy as np
 from lcs.errors import LcsError
 from lcs.render.geometry import camera_and_objects
 from lcs.render.jit import njit, prange
-from lcs.render.tracer import pack_lights, prepare, radiance
+from lcs.render.light import FAST, pack_lights, prepare
+from lcs.render.tracer import radiance
 from lcs.scenes.scene import Scene
 
 SUBSAMPLES = 3
@@ -47,13 +48,10 @@ def pack(scenes: list[Scene]) -> PackedScenes:
     )
 
 
-_fast = {"cache": True, "fastmath": True, "error_model": "numpy"}
-
-
 # ---- one pixel: shared by the loops below and the GPU kernels of gpu.py -----------------------------
 
 
-@njit(**_fast)
+@njit(**FAST)
 def to_srgb8(v):
     """Blender's Standard view transform: clip, the sRGB curve, 8 bits."""
     v = min(max(v, 0.0), 1.0)
@@ -61,19 +59,19 @@ def to_srgb8(v):
     return np.uint8(v * 255.0 + 0.5)
 
 
-@njit(**_fast)
+@njit(**FAST)
 def phase_of(x, y):
     """A 4x4 ordered pattern in [0, 1): neighbouring pixels use different shadow and reflection samples."""
     return ((x & 3) * 5 + (y & 3) * 7 & 15) / 16.0
 
 
-@njit(**_fast)
+@njit(**FAST)
 def tone_of(r, g, b):
     """Roughly gamma-encoded luminance, to compare neighbours by."""
     return math.sqrt(min(0.3 * r + 0.6 * g + 0.1 * b, 1.0))
 
 
-@njit(**_fast)
+@njit(**FAST)
 def centre_colour(cam, objs, lights, rings, means, glow, x, y, width, height):
     """Linear RGB through the pixel's centre, and the mask value there (0: no object, i + 1: object i)."""
     a, b = 2 * (x + 0.5) / width - 1, 1 - 2 * (y + 0.5) / height
@@ -81,7 +79,7 @@ def centre_colour(cam, objs, lights, rings, means, glow, x, y, width, height):
     return red, green, blue, max(which, -1) + 1
 
 
-@njit(**_fast)
+@njit(**FAST)
 def is_edge(mask, tone, x, y):
     """Whether the pixel's object or tone differs from one of its eight neighbours."""
     height, width = mask.shape
@@ -92,7 +90,7 @@ def is_edge(mask, tone, x, y):
     return False
 
 
-@njit(**_fast)
+@njit(**FAST)
 def edge_colour(cam, objs, lights, rings, means, glow, x, y, width, height):
     """Mean linear RGB over a grid of sub-pixels; each is clipped so that a highlight does not fill the pixel."""
     red = green = blue = 0.0
@@ -109,7 +107,7 @@ def edge_colour(cam, objs, lights, rings, means, glow, x, y, width, height):
 # ---- whole images on the CPU ----------------------------------------------------------------------
 
 
-@njit(**_fast)
+@njit(**FAST)
 def _render_one(cam, objs, lights, linear, mask):
     """Fills linear [H, W, 3] and mask [H, W]."""
     height, width = mask.shape

@@ -12,7 +12,7 @@ from numba import cuda
 
 from lcs.errors import LcsError
 from lcs.render.fast import centre_colour, check_size, edge_colour, is_edge, pack, to_srgb8, tone_of
-from lcs.render.tracer import RING, prepare
+from lcs.render.light import RING, prepare
 from lcs.scenes.scene import Scene
 
 THREADS = 128

@@ -1,0 +1,96 @@
+"""The cost plan against known costs of EDM2-XS; shipped weights: export, hash check, clear errors."""
+
+import json
+
+import pytest
+import torch
+from tiny import source, tiny_run
+
+from lcs import weights
+from lcs.errors import LcsError
+from lcs.experiments import EXPERIMENTS, SCALES, get_run, paper_runs, with_warm_starts
+from lcs.plan import as_table, plan, run_cost
+from lcs.sampling import sample, sample_rgb
+from lcs.training.trainer import TrainSettings, train
+
+
+def test_paper_scale_costs():
+    """349 GFLOP per forward pass at 128 px and about 1.4e20 FLOP per model: the published size of this network."""
+    cost = run_cost(get_run("grid-all", 3, "paper"), machine_gflops=100.0)
+    assert cost.gflop_forward == pytest.approx(349, rel=0.01)
+    assert cost.exaflop == pytest.approx(140, rel=0.02)
+    assert cost.samples == 128 * 2**20
+    assert cost.machine_hours == pytest.approx(cost.exaflop * 1e18 / 100e9 / 3600)
+    assert cost.data_gb == pytest.approx(3 * 500_000 * 128 * 128 * 3 / 1e9)
+
+
+def test_plan_has_every_run_of_both_scales():
+    costs = plan(list(SCALES), machine_gflops=100.0)
+    assert len(costs) == sum(len(paper_runs(s)) for s in SCALES)
+    table = as_table(costs)
+    assert all(run.name in table for run in paper_runs("paper"))
+
+
+def test_registry_is_consistent():
+    names = [run.name for run in paper_runs("mini")]
+    assert len(names) == len(set(names))
+    assert names[:3] == ["grid-all-m3", "grid-single-m3", "list-all-m3"]
+    for run in paper_runs("mini"):
+        if run.warm_start is not None:
+            assert run.warm_start.objects <= run.objects  # nobody starts from more objects than it may see
+            assert run.warm_start.network == run.network
+    ordered = with_warm_starts(paper_runs("mini"))
+    for run in ordered:
+        assert run.warm_start is None or ordered.index(run.warm_start) < ordered.index(run)
+    assert get_run("grid-all", 1, "mini").warm_start is None
+    assert get_run("grid-single-local", 3, "mini").warm_start is None
+    assert get_run("grid-all", 3, "paper").warm_start is None  # the paper trains every model from scratch
+    assert set(EXPERIMENTS) >= {"grid-all", "grid-single", "grid-random", "grid-drop-one", "list-all", "color"}
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    folder, root = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("weights")
+    train(tiny_run(), source(), folder, settings=TrainSettings(cpu=True, progress=False))
+    weights.export(tiny_run(), folder, root=root)
+    return folder, root
+
+
+def test_export_and_load(shipped):
+    folder, root = shipped
+    model, original = weights.load(tiny_run(), root=root), weights.load_stage(tiny_run(), folder / "late.safetensors")
+    for a, b in zip(model.state_dict().values(), original.state_dict().values(), strict=True):
+        assert torch.allclose(a, b, rtol=2e-3, atol=1e-3)  # fp16
+    entry = weights.read_manifest(root)["tiny/grid-single-m2/late"]
+    assert entry["samples"] == 64
+    assert entry["settings"]["recipe"]["batch"] == 8
+
+
+def test_damaged_or_missing_weights(shipped, tmp_path):
+    _, root = shipped
+    with pytest.raises(LcsError, match=r"no weights for tiny/color-m2/late"):
+        weights.load(tiny_run("color"), root=root)
+    entry = weights.read_manifest(root)["tiny/grid-single-m2/late"]
+    data = bytearray((root / entry["file"]).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / entry["file"]).write_bytes(data)
+    (tmp_path / "manifest.json").write_text(json.dumps({"tiny/grid-single-m2/late": entry}))
+    with pytest.raises(LcsError, match="sha256"):
+        weights.load(tiny_run(), root=tmp_path)
+    with pytest.raises(LcsError, match="does not fit the model"):
+        weights.load_stage(tiny_run("color"), root / entry["file"])
+
+
+def test_sampling_a_batch_equals_its_images_one_by_one(shipped):
+    _, root = shipped
+    run = tiny_run()
+    model = weights.load(run, root=root)
+    labels = torch.zeros(1, 256)
+    both = sample(run, model, labels, [5, 9], steps=3)
+    for i, seed in enumerate((5, 9)):
+        assert torch.allclose(sample(run, model, labels, [seed], steps=3), both[i : i + 1], atol=1e-4)
+    assert sample_rgb(run, model, labels, [5], steps=2, solver="dpmpp_2m").shape == (1, 32, 32, 3)
+    with pytest.raises(LcsError, match="unknown solver 'euler'"):
+        sample(run, model, labels, [0], solver="euler")
+    with pytest.raises(LcsError, match="0 sampling steps"):
+        sample(run, model, labels, [0], steps=0)

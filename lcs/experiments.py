@@ -113,7 +113,9 @@ SCALES = {
                 channels_per_head=32,
                 unshuffle=2,
             ),
-            local_network=Network(channels=32, channel_mult=(1, 2, 3), num_blocks=1, attn_resolutions=(), unshuffle=1),
+            local_network=Network(
+                channels=32, channel_mult=(1, 2), num_blocks=1, attn_resolutions=(), channels_per_head=32, unshuffle=2
+            ),
             recipe=Recipe(
                 batch=32,
                 samples=300_000,
@@ -134,9 +136,9 @@ SCALES = {
             ),
             local_recipe=Recipe(
                 batch=64,
-                samples=1_000_000,
+                samples=300_000,
                 lr=0.02,
-                lr_decay_batches=4_000,
+                lr_decay_batches=2_000,
                 lr_rampup_samples=10_000,
                 p_mean=-0.4,
                 p_std=1.4,

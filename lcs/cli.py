@@ -66,6 +66,7 @@ def train(
     mixed_precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = "no",
     checkpoint_seconds: Annotated[float, typer.Option(help="How much work a kill may lose.")] = 300.0,
     stop_after: Annotated[int | None, typer.Option(help="Leave after this many samples; resume later.")] = None,
+    ship: Annotated[bool, typer.Option(help="Copy finished runs to weights/ as fp16, with the manifest.")] = False,
 ) -> None:
     """Train one run, or all of them; run the same command again to resume. Works under `accelerate launch`."""
     from lcs.experiments import get_run, get_scale, paper_runs, with_warm_starts
@@ -84,7 +85,39 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     settings = TrainSettings(micro_batch, mixed_precision, cpu, checkpoint_seconds, stop_after)
-    train_all(with_warm_starts(runs), data, out, seed, settings)
+    train_all(with_warm_starts(runs), data, out, seed, settings, ship)
+
+
+@app.command()
+def evaluate(
+    experiments: Annotated[list[str] | None, typer.Argument(help="Names, e.g. grid-all; none with --all.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every shipped run of the paper.")] = False,
+    scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
+    samples: Annotated[int, typer.Option(help="Images per K.")] = 32,
+    k: Annotated[str | None, typer.Option(help="Only these K: a number or a range such as 0-6.")] = None,
+    steps: Annotated[int, typer.Option(help="Sampling steps.")] = 18,
+    solver: Annotated[str, typer.Option(help="heun or dpmpp_2m.")] = "heun",
+    seed: Annotated[int, typer.Option(help="Image i of every K starts from noise seed + i.")] = 0,
+    stage: Annotated[str, typer.Option(help="early, mid or late checkpoint.")] = "late",
+    counter: Annotated[bool, typer.Option("--counter", help="The counter's own error on held-out renders.")] = False,
+    json_: Json = False,
+) -> None:
+    """K_max of shipped models by the paper's rule: sample, count with the shipped counter, judge."""
+    from lcs.data.shards import parse_counts
+    from lcs.evaluation import evaluate_all, summary_rows, to_markdown
+
+    if counter:
+        from lcs.counter.evaluate import report
+
+        _finish(report(), json_)
+        return
+    if bool(experiments) == all_:
+        raise LcsError("name experiments, or give --all")
+    ks = None if k is None else parse_counts(k)
+    results = evaluate_all(scale, None if all_ else experiments, samples, ks, steps, solver, seed, stage)
+    print(to_markdown(summary_rows(results)))
+    if json_:
+        print(json.dumps(results))
 
 
 @app.command()

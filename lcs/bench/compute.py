@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lcs.diffusion.loss import edm2_loss, sample_sigma
 from lcs.diffusion.samplers import heun, initial_noise, sigma_schedule
-from lcs.experiments import GRID, Network, Scale
+from lcs.experiments import GRID, Scale
 from lcs.model.edm2 import EDM2
 from lcs.model.layers import normalize_weights_
 from lcs.model.local import LocalEDM2, all_cells, extract_patches
@@ -163,10 +163,3 @@ def bench_local(scale: Scale, kind: str = "grid", seconds: float = 20.0) -> dict
     result["naive_seconds"] = statistics.median(times)
     result["speedup"] = result["naive_seconds"] / result["batched_seconds"]
     return result
-
-
-def with_network(scale: Scale, network: Network) -> Scale:
-    """`scale` with another network, to try widths."""
-    from dataclasses import replace
-
-    return replace(scale, network=network)

@@ -2,11 +2,12 @@
 
 Two things happen to a training image, both drawn from one generator:
 
-- *Style*, for the whole image and harmless: slight blur, noise, speckle, contrast and colour shifts. It
-  changes no target; the counter must see through it.
+- *Style*, for the whole image and harmless: slight blur, ragged edges, grain, speckle, missing shadows,
+  contrast and colour shifts. It changes no target; the counter must see through it.
 - *Damage*, object by object, with a strength s in 0..1: the object fades into the room, is smeared, warped,
-  shows another image through it, or is stained. Its quality becomes 1 - s. At s = 0.5 it is, by eye, just
-  about still an object. Some objects are removed altogether, which leaves their shadow: nothing to count.
+  shows another image through it, is stained, or takes on a second colour in places. Its quality becomes
+  1 - s. At s = 0.5 it is, by eye, just about still an object. Some objects are removed altogether, which
+  leaves their shadow: nothing to count.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from torch import Tensor
 from lcs.counter.data import CounterData
 from lcs.scenes.placement import MAX_OBJECTS
 
-DAMAGES = ("fade", "smear", "warp", "double", "stain")
+DAMAGES = ("fade", "smear", "warp", "double", "stain", "two-tone")
 IGNORED_ABOVE = 0.8  # stronger damage: whether this is still an object is nobody's business, the quality is low
 
 
 @dataclass(frozen=True)
 class DegradeSettings:
     styled_images: float = 0.6  # share of images with harmless changes
-    damaged_images: float = 0.4  # share of images in which objects may be damaged
+    damaged_images: float = 0.5  # share of images in which objects may be damaged
     damaged_objects: float = 0.4  # share of objects in them
     removed_objects: float = 0.05  # share of objects in them that are erased
     min_damage: float = 0.0  # strengths are uniform in min_damage..1
@@ -66,20 +67,20 @@ def degrade(data: CounterData, generator: torch.Generator, settings: DegradeSett
     for number, name in enumerate(DAMAGES):
         chosen = torch.where(kind == number, strength, torch.zeros(()))
         if chosen.any():
-            images = DAMAGE[name](images, spread(chosen, masks), empty, other, generator)
+            images = DAMAGE[name](images, spread(chosen, masks, REACH[name]), empty, other, generator)
     if removed.any():
         images = torch.lerp(images, empty, spread(removed.float(), masks).round())
     if settings.styled_images > 0:
         styled = uniform(batch, 1, 1, 1) < settings.styled_images
-        images = torch.where(styled, _style(images, generator), images)
+        images = torch.where(styled, _style(images, empty, masks, generator), images)
     return Degraded(images.clamp(0, 1), strength, there & ~removed)
 
 
-def spread(per_object: Tensor, masks: Tensor) -> Tensor:
-    """Values of objects [B, 12] as a map [B, 1, H, W]: constant on the object, fading out two pixels around it."""
+def spread(per_object: Tensor, masks: Tensor, reach: int = 2) -> Tensor:
+    """Values of objects [B, 12] as a map [B, 1, H, W]: constant on the object, fading out just past `reach` pixels."""
     table = torch.cat([torch.zeros(len(per_object), 1), per_object], 1)  # index 0 is the room
     value = table.gather(1, masks.flatten(1)).view(len(masks), 1, *masks.shape[1:])
-    return F.avg_pool2d(F.max_pool2d(value, 5, 1, 2), 3, 1, 1, count_include_pad=False)
+    return F.avg_pool2d(F.max_pool2d(value, 2 * reach + 1, 1, reach), 3, 1, 1, count_include_pad=False)
 
 
 # ---- the damages: (images, strength map, empty room, other images, generator) -> images --------------
@@ -95,8 +96,13 @@ def _smear(x: Tensor, s: Tensor, empty: Tensor, other: Tensor, generator) -> Ten
 
 
 def _warp(x: Tensor, s: Tensor, empty: Tensor, other: Tensor, generator) -> Tensor:
+    return _displace(x, 4, 3.5 * s, generator)
+
+
+def _displace(x: Tensor, cell: int, pixels: Tensor, generator) -> Tensor:
+    """Moves the content about by smooth random amounts; `pixels` is their size, [B, 1, H, W] or [B, 1, 1, 1]."""
     batch, _, height, width = x.shape
-    push = _smooth_noise((batch, 2, height, width), 4, generator) * (3.5 * s)  # in pixels
+    push = _smooth_noise((batch, 2, height, width), cell, generator) * pixels
     ys, xs = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     grid = torch.stack([(xs + push[:, 0]) * 2 / width - 1, (ys + push[:, 1]) * 2 / height - 1], -1)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
@@ -110,13 +116,25 @@ def _stain(x: Tensor, s: Tensor, empty: Tensor, other: Tensor, generator) -> Ten
     return x + _smooth_noise(x.shape, 3, generator) * (0.18 * s)
 
 
-DAMAGE = {"fade": _fade, "smear": _smear, "warp": _warp, "double": _double, "stain": _stain}
+def _two_tone(x: Tensor, s: Tensor, empty: Tensor, other: Tensor, generator) -> Tensor:
+    """A second colour in parts of the object, complete at s = 0.5 (one object still); beyond, stains as well."""
+    batch, _, height, width = x.shape
+    color = 0.15 + 0.5 * torch.rand(batch, 3, 1, 1, generator=generator)
+    part = torch.sigmoid(4 * _smooth_noise((batch, 1, height, width), 5, generator))
+    x = torch.lerp(x, color.expand_as(x), part * (1.8 * s).clamp(max=0.9))
+    return _stain(x, (2 * s - 1).clamp(min=0), empty, other, generator)
+
+
+DAMAGE = {
+    "fade": _fade, "smear": _smear, "warp": _warp, "double": _double, "stain": _stain, "two-tone": _two_tone,
+}  # fmt: skip
+REACH = {"fade": 2, "smear": 2, "warp": 2, "double": 2, "stain": 0, "two-tone": 0}  # pixels around the object
 
 
 # ---- style ----------------------------------------------------------------------------------------
 
 
-def _style(x: Tensor, generator: torch.Generator) -> Tensor:
+def _style(x: Tensor, empty: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:
     """Harmless changes; each is applied to half of the images."""
     batch = len(x)
 
@@ -125,10 +143,15 @@ def _style(x: Tensor, generator: torch.Generator) -> Tensor:
         value = low + (high - low) * torch.rand(batch, channels, 1, 1, generator=generator)
         return value * (torch.rand(batch, 1, 1, 1, generator=generator) < 0.5)
 
+    objects = F.avg_pool2d((masks > 0).float()[:, None], 3, 1, 1, count_include_pad=False)  # [B, 1, H, W] in 0..1
+    x = torch.lerp(x, empty, some(0.0, 1.0) * (objects == 0))  # shadows and reflections on the floor
+    x = _displace(x, 3, some(0.0, 0.8), generator)  # ragged edges
     x = torch.lerp(x, blur(x, 1.0), some(0.0, 1.0))
+    x = x + some(0.0, 0.06) * objects * torch.randn(x.shape, generator=generator)  # grain
+    x = x + some(0.0, 0.07) * objects * _smooth_noise(x.shape, 3, generator)
     x = x + some(0.0, 0.03) * torch.randn(x.shape, generator=generator)
-    x = x + some(0.0, 0.05) * _smooth_noise(x.shape, 2, generator)  # speckle
-    x = x + some(0.0, 0.04) * _smooth_noise(x.shape, 16, generator)  # uneven light
+    x = x + some(0.0, 0.04) * _smooth_noise(x.shape, 2, generator)  # speckle
+    x = x + some(0.0, 0.03) * _smooth_noise(x.shape, 16, generator)  # uneven light
     mean = x.mean((1, 2, 3), keepdim=True)
     x = mean + (x - mean) * (1 + some(-0.2, 0.2))
     return x * (1 + some(-0.05, 0.05, 3)) + some(-0.05, 0.05)

@@ -50,8 +50,8 @@ BOX_UNIT = 4.0  # the network's unit of box distances, in pixels
 
 @dataclass(frozen=True)
 class Architecture:
-    widths: tuple[int, int, int] = (40, 64, 96)  # channels at strides 2, 4, 8
-    blocks: tuple[int, int, int] = (2, 2, 2)  # residual blocks per stride on the way down; one fewer or equal up
+    widths: tuple[int, int, int] = (32, 64, 96)  # channels at strides 2, 4, 8
+    blocks: tuple[int, int, int] = (2, 2, 2)  # residual blocks at these strides
     head: int = 64
 
 

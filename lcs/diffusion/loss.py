@@ -27,7 +27,7 @@ def edm2_loss(
 
     images [B, C, H, W] clean and standardised; labels [B, L] or None; sigma [B]; noise [B, C, H, W] unit normal.
 
-        loss = lambda(sigma) / e^u(sigma) * |x0hat - image|^2 + u(sigma)                      (eq. 21)
+        loss = lambda(sigma) / e^u(sigma) * |x0hat - image|^2 + u(sigma)
 
     u is the model's learned log-variance of the weighted error at each noise level; at its optimum the first term
     is 1, so every noise level contributes gradients of the same size. The paper *sums* over the pixels of an image

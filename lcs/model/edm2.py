@@ -29,7 +29,7 @@ LOGVAR_CHANNELS = 128
 
 
 class Block(nn.Module):
-    """Encoder or decoder block (the paper's figure 21): resample, residual branch scaled by the embedding, attention."""
+    """Encoder or decoder block: resampling, a residual branch scaled by the embedding, attention."""
 
     def __init__(
         self, cin: int, cout: int, cemb: int, decoder: bool, mode: str = "keep", channels_per_head: int = 0
@@ -58,7 +58,7 @@ class Block(nn.Module):
         if not self.decoder:
             if self.conv_skip is not None:
                 x = self.conv_skip(x)
-            x = normalize(x, dim=1)  # pixel norm, eq. 30
+            x = normalize(x, dim=1)  # pixel norm
 
         # Residual branch. The constants of MP-SiLU and MP-sum go into the weights of the following/preceding layer.
         wx, wy = mp_sum_weights(RES_BALANCE)
@@ -253,13 +253,15 @@ class EDM2(nn.Module):
         h = F.pixel_unshuffle(x / norm, p) if p > 1 else x / norm
         f = self.unet(h, c_noise, None if labels is None else labels.to(x.dtype), inner)
         f = _crop(F.pixel_shuffle(f, p) if p > 1 else f, centre)
-        x0hat = _crop(x, centre) * (self.sigma_data / norm) ** 2 + f.to(x.dtype) * (s * self.sigma_data / norm)
+        c_skip, c_out = (self.sigma_data / norm) ** 2, s * self.sigma_data / norm
+        x0hat = torch.addcmul(_crop(x, centre) * c_skip, f.to(x.dtype), c_out)
         if not return_logvar:
             return x0hat
         return x0hat, self.logvar(sigma)
 
     def logvar(self, sigma: Tensor) -> Tensor:  # [B] -> [B, 1, 1, 1]
-        return self.logvar_linear(self.logvar_fourier(sigma.log() / 4))[:, :, None, None]
+        with torch.autocast(sigma.device.type, enabled=False):  # a scalar of the loss: always at full precision
+            return self.logvar_linear(self.logvar_fourier(sigma.log() / 4))[:, :, None, None]
 
 
 def name_table(model: EDM2) -> dict[str, tuple[int, ...]]:

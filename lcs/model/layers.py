@@ -25,46 +25,56 @@ EPS = 1e-4  # added to every norm
 
 
 def normalize(x: Tensor, dim: int | tuple[int, ...] | None = None, gain: float = 1.0) -> Tensor:
-    """Magnitude (root mean square) `gain` along `dim`; by default along everything but the first axis. Eq. 30."""
-    return _Normalize.apply(x, tuple(range(1, x.ndim)) if dim is None else dim, gain)
+    """Magnitude (root mean square) `gain` along `dim`; by default along everything but the first axis."""
+    return _Normalize.apply(x, tuple(range(1, x.ndim)) if dim is None else dim, gain)[0]
 
 
 class _Normalize(torch.autograd.Function):
     """y = gain x / (eps + |x| / sqrt(n)), with its derivative in closed form: a third of autograd's passes over x."""
 
     @staticmethod
-    def forward(x: Tensor, dim: int | tuple[int, ...], gain: float) -> Tensor:
-        return x * _Normalize.factors(x, dim, gain)[0]
+    def forward(x: Tensor, dim: int | tuple[int, ...], gain: float) -> tuple[Tensor, Tensor]:
+        norm = _norm(x, dim)
+        return x * _factor(norm, x, gain).to(x.dtype), norm
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         x, ctx.dim, ctx.gain = inputs
-        ctx.save_for_backward(x)
-        ctx.save_for_forward(x)
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, output[1])
+        ctx.save_for_forward(x, output[1])
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
-        return _Normalize.times_jacobian(grad, ctx.saved_tensors[0], ctx.dim, ctx.gain), None, None
+    def backward(ctx, grad: Tensor, _):
+        return _Normalize.times_jacobian(ctx, grad), None, None
 
     @staticmethod
-    def jvp(ctx, tangent: Tensor, *_) -> Tensor:
-        return _Normalize.times_jacobian(tangent, ctx.saved_tensors[0], ctx.dim, ctx.gain)
+    def jvp(ctx, tangent: Tensor, *_):
+        return _Normalize.times_jacobian(ctx, tangent), None
 
     @staticmethod
-    def factors(x: Tensor, dim: int | tuple[int, ...], gain: float) -> tuple[Tensor, Tensor]:
-        """What x is multiplied by, and -1 times its derivative by |x|^2 / 2."""
-        norm = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-        root = math.sqrt(norm.numel() / x.numel())  # 1 / sqrt(number of elements per norm)
-        factor = gain / (norm * root + EPS)
-        slope = factor.square() * (root / gain) / norm.clamp_min(1e-12)
-        return factor.to(x.dtype), slope
+    def times_jacobian(ctx, v: Tensor) -> Tensor:
+        """v J = J v (J is symmetric) = factor v - slope <x, v> x, where slope = -d factor / d(|x|^2 / 2)"""
+        x, norm = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a derivative of the derivative is wanted: the norm must depend on x
+            norm = _norm(x, ctx.dim)
+        factor = _factor(norm, x, ctx.gain)
+        slope = factor.square() * (_root(norm, x) / ctx.gain) / norm.clamp_min(1e-12)
+        along = (v * x).sum(ctx.dim, keepdim=True, dtype=norm.dtype) * -slope
+        return torch.addcmul(v * factor.to(x.dtype), x, along.to(x.dtype))
 
-    @staticmethod
-    def times_jacobian(v: Tensor, x: Tensor, dim: int | tuple[int, ...], gain: float) -> Tensor:
-        """v J = J v (J is symmetric): factor * v - slope * <x, v> x"""
-        factor, slope = _Normalize.factors(x, dim, gain)
-        along = (v * x).sum(dim, keepdim=True, dtype=slope.dtype) * -slope
-        return torch.addcmul(v * factor, x, along.to(x.dtype))
+
+def _norm(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else None
+    return torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=dtype)
+
+
+def _root(norm: Tensor, x: Tensor) -> float:
+    return math.sqrt(norm.numel() / x.numel())  # 1 / sqrt(number of elements per norm)
+
+
+def _factor(norm: Tensor, x: Tensor, gain: float) -> Tensor:
+    return (norm * (_root(norm, x) / gain) + EPS / gain).reciprocal()
 
 
 def resample(x: Tensor, mode: str) -> Tensor:
@@ -102,6 +112,8 @@ def mp_cat_weights(na: int, nb: int, t: float) -> tuple[float, float]:
 def mp_cat(a: Tensor, b: Tensor, t: float = 0.5) -> Tensor:
     """Magnitude-preserving concatenation along the channel axis: b contributes the share t. Eq. 103."""
     wa, wb = mp_cat_weights(a.shape[1], b.shape[1], t)
+    if abs(wa - 1) < 1e-9 and abs(wb - 1) < 1e-9:  # equal widths, t = 0.5
+        return torch.cat([a, b], dim=1)
     if torch.is_grad_enabled():
         return torch.cat([a * wa, b * wb], dim=1)
     shape = (a.shape[0], a.shape[1] + b.shape[1], *a.shape[2:])
@@ -161,7 +173,7 @@ class MPConv(nn.Module):
         return normalize(w, gain=scale / math.sqrt(w[0].numel()))
 
     def forward(self, x: Tensor, scale: float = 1.0, pad: bool = True) -> Tensor:
-        """[B, in, H, W] -> [B, out, H, W], zero padded (`pad` False: without, so H and W shrink); [B, in] -> [B, out]"""
+        """[B, in, H, W] -> [B, out, H, W], or [B, in] -> [B, out]; without `pad` no zeros are added and H, W shrink."""
         w = self.used_weight(scale)
         if w.ndim == 2:
             return F.linear(x, w)
@@ -185,4 +197,5 @@ def normalize_weights_(module: nn.Module) -> None:
     """
     for layer in module.modules():
         if isinstance(layer, MPConv):
-            layer.weight.copy_(normalize(layer.weight))
+            norm = _norm(layer.weight, tuple(range(1, layer.weight.ndim)))
+            layer.weight.mul_(_factor(norm, layer.weight, 1.0).to(layer.weight.dtype))

@@ -42,7 +42,7 @@ def patch_size(resolution: int, k: int) -> int:
 
 
 def all_cells(batch: int, k: int) -> Tensor:
-    """Every cell of the grid in reading order, for each image. -> [batch, G*G, 2]; [batch, 1, 2] if the patch is whole."""
+    """Every cell in reading order, for each image. -> [batch, G*G, 2]; [batch, 1, 2] if the patch is the image."""
     if is_whole(k):
         return torch.zeros(batch, 1, 2, dtype=torch.long)
     return torch.cartesian_prod(torch.arange(GRID), torch.arange(GRID)).expand(batch, -1, -1)

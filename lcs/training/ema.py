@@ -1,8 +1,8 @@
-"""Power-function EMA and its post-hoc reconstruction (section 3 and appendix C of arXiv 2312.02696).
+"""Power-function EMA and its post-hoc reconstruction (arXiv 2312.02696).
 
 The average after step t weighs the parameters of step s by a power of s,
 
-    p(s) = (gamma + 1) s^gamma / t^(gamma+1),    0 <= s <= t                                        (eq. 121)
+    p(s) = (gamma + 1) s^gamma / t^(gamma+1),    0 <= s <= t
 
 so it forgets the start of training at any length. gamma is set by the relative width `std`, the standard deviation of
 p divided by t (0.05 and 0.10 are tracked). From snapshots of the tracked averages, the average of any
@@ -22,16 +22,17 @@ from lcs.errors import LcsError
 
 
 def std_to_gamma(std: float) -> float:
-    """Exponent of the profile with relative width `std`, the largest root of a cubic (eq. 126)."""
+    """Exponent of the profile with relative width `std`: `gamma_to_std` inverted, exactly."""
     if not 0 < std < 12**-0.5:
         raise LcsError(f"EMA width {std} is not possible; allowed: above 0 and below {12**-0.5:.3f} (a flat average)")
-    # std^2 = (g + 1) / ((g + 2)^2 (g + 3))  <=>  g^3 + 7 g^2 + (16 - 1/std^2) g + (12 - 1/std^2) = 0
-    t = std**-2
-    return float(np.roots([1, 7, 16 - t, 12 - t]).real.max())
+    # With g = gamma + 2 and t = 1 / std^2:  g^2 (g + 1) = t (g - 1), a cubic whose largest root is wanted.
+    t = 1 / std**2
+    roots = np.polynomial.Polynomial([t, -t, 1, 1]).roots()
+    return float(max(roots.real)) - 2
 
 
 def gamma_to_std(gamma: float) -> float:
-    """Relative width of the profile with exponent `gamma` (eq. 123)."""
+    """Relative width of the profile with exponent `gamma`."""
     return math.sqrt((gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3)))
 
 
@@ -49,7 +50,7 @@ class PowerEMA:
 
     @torch.no_grad()
     def update(self, params: Mapping[str, Tensor]) -> None:
-        """average = beta * average + (1 - beta) * params with beta = (1 - 1/t)^(gamma + 1) at update t (eq. 127)."""
+        """average = beta * average + (1 - beta) * params with beta = (1 - 1/t)^(gamma + 1) at update t."""
         self.step += 1
         for gamma, average in zip(self.gammas, self.averages, strict=True):
             beta = (1 - 1 / self.step) ** (gamma + 1)  # 0 at the first update: the average becomes the parameters
@@ -76,7 +77,7 @@ class PowerEMA:
 
 
 def profile_inner_product(a: tuple[float, float], b: tuple[float, float]) -> float:
-    """Integral of the product of two profiles, each given by its last step t and its exponent gamma (eq. 154).
+    """Integral of the product of two profiles, each given by its last step t and its exponent gamma (eq. 151).
 
     (ga + 1) (gb + 1) min(ta, tb)^(ga+gb+1) / ((ga + gb + 1) ta^(ga+1) tb^(gb+1))
     """
@@ -89,7 +90,7 @@ def posthoc_weights(snapshots: Sequence[tuple[int, float]], step: int, std: floa
     """Weights that turn snapshots, each (step, tracked std), into the average of width `std` at `step`. -> [n]
 
     Minimises the L2 distance between the combined and the wanted profile: A w = b with the inner products of the
-    snapshots' profiles in A and with the target's in b (eq. 150-153).
+    snapshots' profiles in A and with the target's in b.
     """
     if not snapshots:
         raise LcsError("post-hoc EMA needs at least one snapshot")

@@ -11,6 +11,7 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
+from lcs import weights
 from lcs.data.cifar import CifarImages
 from lcs.data.shards import RenderedScenes, StreamedScenes
 from lcs.experiments import Run
@@ -45,8 +46,10 @@ def claimed(folder: Path):
         yield True
 
 
-def train_all(runs: list[Run], data: Path | None, out: Path, seed: int, settings: TrainSettings) -> None:
-    """Trains every run that is neither finished nor being trained elsewhere."""
+def train_all(
+    runs: list[Run], data: Path | None, out: Path, seed: int, settings: TrainSettings, ship: bool = False
+) -> None:
+    """Trains every run that is neither finished nor being trained elsewhere; `ship` exports what is finished."""
     for run in runs:
         folder = run_folder(out, run)
         with claimed(folder) as mine:
@@ -60,3 +63,5 @@ def train_all(runs: list[Run], data: Path | None, out: Path, seed: int, settings
                     print(f"{run.name}: waits for {run.warm_start.name}")
                     continue
                 train(run, open_source(run, data), folder, seed, settings, warm)
+                if ship and is_finished(folder, run):
+                    weights.export(run, folder)

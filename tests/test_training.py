@@ -176,9 +176,34 @@ def test_nan_stops_with_the_last_good_checkpoint(tmp_path, monkeypatch):
     train(tiny_run(), source(), tmp_path, settings=settings)
     before = state(tmp_path)
     monkeypatch.setattr(trainer, "edm2_loss", lambda model, x, *a: model(x, 1.0).mean((1, 2, 3)) * float("nan"))
-    with pytest.raises(LcsError, match=r"loss is nan at 16 samples.*state\.safetensors"):
+    with pytest.raises(LcsError, match=r"loss or gradient is nan at 16 samples.*state\.safetensors"):
         train(tiny_run(), source(), tmp_path, settings=QUIET)
     assert_same(before, state(tmp_path))
+
+
+def test_infinite_gradient_of_a_finite_loss_stops_too(tmp_path, monkeypatch):
+    train(tiny_run(), source(), tmp_path, settings=replace(QUIET, stop_after_samples=16))
+    before = state(tmp_path)
+
+    def sharp_loss(model, x, *_):  # sqrt(0) = 0 has an infinite slope
+        return (model(x, 1.0).mean((1, 2, 3)) * 0).abs().sqrt()
+
+    monkeypatch.setattr(trainer, "edm2_loss", sharp_loss)
+    with pytest.raises(LcsError, match="loss or gradient is nan"):
+        train(tiny_run(), source(), tmp_path, settings=replace(QUIET, checkpoint_seconds=0))
+    assert_same(before, state(tmp_path))
+
+
+def test_posthoc_ema_of_a_tracked_width_is_the_tracked_average(straight):
+    tracked = checkpoint.load_tensors(straight / "late.safetensors")[0]
+    rebuilt = checkpoint.posthoc_ema(straight, 0.05)
+    assert rebuilt.keys() == tracked.keys()
+    for name in tracked:
+        assert torch.allclose(rebuilt[name].float(), tracked[name], atol=1e-4), name
+    wider = checkpoint.posthoc_ema(straight, 0.15)
+    assert max((wider[n] - tracked[n]).abs().max() for n in tracked) > 1e-3
+    with pytest.raises(LcsError, match="no EMA snapshots"):
+        checkpoint.posthoc_ema(straight / "nowhere", 0.1)
 
 
 def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):

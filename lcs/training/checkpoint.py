@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lcs.data.files import atomic_write
 from lcs.errors import LcsError
+from lcs.training.ema import posthoc_weights, reconstruct
 
 STATE = "state.safetensors"
 
@@ -62,6 +63,7 @@ def training_state(model: nn.Module, optimizer: torch.optim.Adam, ema_state: dic
     return tensors | {f"ema.{name}": value for name, value in ema_state.items()}
 
 
+@torch.no_grad()
 def restore_training_state(
     tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Adam
 ) -> dict[str, Tensor]:
@@ -74,12 +76,32 @@ def restore_training_state(
     moments = {key: part(f"adam.{key}.") for key in ("exp_avg", "exp_avg_sq", "step")}
     for name, parameter in model.named_parameters():
         if name in moments["step"]:
+            # zeros_like keeps the parameter's memory layout, which the fused optimizer takes for granted
             optimizer.state[parameter] = {
                 "step": moments["step"][name].clone(),
-                "exp_avg": moments["exp_avg"][name].to(parameter.device).clone(),
-                "exp_avg_sq": moments["exp_avg_sq"][name].to(parameter.device).clone(),
+                "exp_avg": torch.zeros_like(parameter).copy_(moments["exp_avg"][name]),
+                "exp_avg_sq": torch.zeros_like(parameter).copy_(moments["exp_avg_sq"][name]),
             }
     return part("ema.")
+
+
+def posthoc_ema(folder: Path, std: float) -> dict[str, Tensor]:
+    """The EMA weights of any relative width at the end of a run, reconstructed from its snapshots."""
+    paths = sorted(Path(folder).glob("snapshot-*.safetensors"))
+    if not paths:
+        raise LcsError(f"{folder} has no EMA snapshots")
+    metas = [load_meta(path) for path in paths]
+    tracked = [(path, i, meta["ema_steps"], s) for path, meta in zip(paths, metas, strict=True)
+               for i, s in enumerate(meta["stds"])]  # fmt: skip
+    weights = posthoc_weights([(steps, s) for _, _, steps, s in tracked], metas[-1]["ema_steps"], std)
+
+    def averages():
+        for path, i, _, _ in tracked:
+            prefix = f"ema{i}."
+            tensors, _ = load_tensors(path)
+            yield {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+    return reconstruct(averages(), weights)
 
 
 # ---- loss log -------------------------------------------------------------------------------------

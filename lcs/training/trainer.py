@@ -108,7 +108,7 @@ def train(
             loss, error = step(samples, learning_rate(run.recipe, samples))
             if not math.isfinite(loss):
                 raise LcsError(
-                    f"{run.name}: loss is {loss} at {samples} samples; stopped before the update. "
+                    f"{run.name}: loss or gradient is {loss} at {samples} samples; stopped before the update. "
                     f"The last good checkpoint is {folder / checkpoint.STATE}; try a lower learning rate"
                 )
             ema.update(network.state_dict())
@@ -169,11 +169,20 @@ class _Step:
                 self.accelerator.backward(losses.sum() / (self.share * len(losses) / len(part)))
             totals += torch.stack([losses.detach().mean(), errors.mean()]) * (len(part) / self.share)
         loss, error = self.accelerator.reduce(totals, "mean").tolist()
+        if math.isfinite(loss) and not self._finite_gradients():
+            loss = math.nan
         if math.isfinite(loss):
             self.optimizer.step()
             normalize_weights_(self.network)
         self.optimizer.zero_grad(set_to_none=True)
         return loss, error
+
+    def _finite_gradients(self) -> bool:
+        """A finite loss can have infinite gradients. In fp16 that is normal: the loss scaler skips such steps."""
+        if self.accelerator.mixed_precision == "fp16":
+            return True
+        norms = torch._foreach_norm([p.grad for p in self.network.parameters() if p.grad is not None])
+        return bool(torch.stack(norms).isfinite().all())
 
     def _losses(self, batch: Batch):
         """Uncertainty-weighted loss, and the plain weighted squared error for the log."""

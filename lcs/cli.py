@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from lcs.errors import LcsError
+from lcs.hub.commands import register as register_hub
 
 app = typer.Typer(
     add_completion=False,
@@ -107,9 +108,14 @@ def evaluate(
     from lcs.evaluation import evaluate_all, summary_rows, to_markdown
 
     if counter:
-        from lcs.counter.evaluate import report
+        from lcs.counter import evaluate as own_error
+        from lcs.counter.detector import load_counter
 
-        _finish(report(), json_)
+        loaded = load_counter()
+        report = own_error.measure(loaded.detector, loaded.thresholds)
+        print(own_error.to_markdown(report))
+        if json_:
+            print(json.dumps(report))
         return
     if bool(experiments) == all_:
         raise LcsError("name experiments, or give --all")
@@ -192,6 +198,15 @@ def bench_local_command(scale: str = "mini", seconds: float = 20.0, json_: Json 
     _finish(bench_local(get_scale(scale), seconds=seconds), json_)
 
 
+@bench_app.command("locality")
+def bench_locality_command(scale: str = "mini", json_: Json = False) -> None:
+    """Pixel-gradient maps: batched against the plain loop over pixels and channels."""
+    from lcs.bench.locality import bench_locality
+    from lcs.experiments import get_scale
+
+    _finish(bench_locality(get_scale(scale)), json_)
+
+
 def _finish(result: dict, as_json: bool) -> None:
     """How every benchmark ends: one number per line, or one JSON object on the last line."""
     if as_json:
@@ -199,6 +214,9 @@ def _finish(result: dict, as_json: bool) -> None:
     else:
         for key, value in result.items():
             print(f"{key:>24}: {value:.4g}" if isinstance(value, float) else f"{key:>24}: {value}")
+
+
+register_hub(app)
 
 
 def main() -> None:

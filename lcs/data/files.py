@@ -28,6 +28,7 @@ def atomic_write(path: Path):
         yield temporary
         with open(temporary, "rb+") as handle:
             os.fsync(handle.fileno())
+        temporary.chmod(0o644)  # safetensors makes files only their owner can read
         os.replace(temporary, path)
     except OSError as error:
         if error.errno == errno.ENOSPC:

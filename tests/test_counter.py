@@ -296,6 +296,8 @@ NEEDS_COUNTER = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def shipped() -> Counter:
+    if MANIFEST_KEY not in read_manifest():
+        pytest.skip("the counter's weights are still in training")
     return load_counter()
 
 
@@ -315,7 +317,6 @@ def test_shipped_counter_is_small_and_described():
     assert len(to_csv(measured).splitlines()) == 1 + len(measured["by_count"]) + len(measured["by_size"])
 
 
-@NEEDS_COUNTER
 def test_shipped_counter_reaches_its_stated_accuracy(shipped, held_out):
     """On new renders, within three standard errors of what the manifest states."""
     stated = json.loads((WEIGHTS / "manifest.json").read_text())[MANIFEST_KEY]["measured"]["by_count"]
@@ -331,7 +332,6 @@ def test_shipped_counter_reaches_its_stated_accuracy(shipped, held_out):
         assert outcome.correct[name][outcome.found].mean() > stated["1-12"][name] - 0.03, name
 
 
-@NEEDS_COUNTER
 def test_shipped_counter_takes_other_sizes(shipped, held_out):
     few = held_out.rows(np.flatnonzero(held_out.table.counts <= 4))
     double = np.repeat(np.repeat(few.images, 2, axis=1), 2, axis=2)

@@ -250,7 +250,6 @@ def test_evaluate_all_names_missing_weights(monkeypatch, tmp_path):
         evaluate_all("mini", ["grid-none"], root=tmp_path)
 
 
-@pytest.mark.skipif("counter" not in weights.read_manifest(), reason="the counter's weights are still in training")
 def test_true_scenes_pass_their_own_test():
     """Truth from the renderer: rendered scenes matched with their own locations are complete, shipped counter."""
     counter = evaluation.load_counter(weights.WEIGHTS)

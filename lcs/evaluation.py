@@ -123,6 +123,30 @@ def k_max(passed: dict[int, bool]) -> int:
     return k
 
 
+def k_max_interval(
+    rows: Sequence[KRow], largest_trained: int, extras_allowed: bool, draws: int = 2000, seed: int = 0
+) -> tuple[int, int]:
+    """95% bootstrap interval of K_max: the samples of every K drawn again with replacement, the rule applied anew.
+
+    It shows the luck of the samples, not of training: there is one trained model.
+    """
+    random, reached = np.random.default_rng(seed), np.zeros(draws, np.int64)
+    going = np.ones(draws, bool)
+    for row in sorted((r for r in rows if r.k >= 1), key=lambda r: r.k):
+        if row.k != reached.max() + 1 or not going.any():
+            break
+        pick = random.integers(0, len(row.in_place), (draws, len(row.in_place)))
+        complete = complete_samples(row.k, row.in_place, row.extras, extras_allowed)[pick].mean(axis=1)
+        if row.k <= largest_trained:
+            going &= complete >= ALWAYS
+        else:
+            nearly = (np.asarray(row.in_place) >= row.k - SLACK)[pick].mean(axis=1)
+            going &= (nearly >= ALWAYS) & (complete > OFTEN)
+        reached[going] = row.k
+    low, high = np.quantile(reached, [0.025, 0.975], method="inverted_cdf")
+    return int(low), int(high)
+
+
 def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
     """Wilson score interval of a proportion (95% by default)."""
     if not 0 <= successes <= trials or trials < 1:

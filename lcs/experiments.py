@@ -127,12 +127,12 @@ SCALES = {
             ),
             warm_recipe=Recipe(
                 batch=32,
-                samples=250_000,
-                lr=0.01,
-                lr_decay_batches=1_000,
+                samples=160_000,
+                lr=0.03,
+                lr_decay_batches=3_000,
                 lr_rampup_samples=5_000,
-                p_mean=-0.4,
-                p_std=1.4,
+                p_mean=0.4,  # the warm start knows how things look; where they go is decided at high noise
+                p_std=1.6,
             ),
             local_recipe=Recipe(
                 batch=64,

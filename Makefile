@@ -4,17 +4,21 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-all lint format blender clean
+.PHONY: app browser test test-all lint format blender clean
 
 $(STAMP): requirements.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
 
-test: $(STAMP)
+# The demo, on http://localhost:7860
+app: $(STAMP)
+	$(PY) -m lcs app $(ARGS)
+
+test: $(STAMP) browser
 	$(PY) -m pytest
 
-test-all: $(STAMP) blender
+test-all: $(STAMP) browser blender
 	$(PY) -m pytest -m "slow or not slow"
 
 lint: $(STAMP)
@@ -24,6 +28,10 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+# Chromium for the browser tests: installed where that is possible, else these tests say why they are skipped.
+browser:
+	@tests/install_browser.sh
 
 # Blender as a Python module needs numpy<2, so it lives in an environment of its own.
 blender: .venv-blender/.installed

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from lcs.app.commands import register as register_app
 from lcs.errors import LcsError
 from lcs.hub.commands import register as register_hub
 
@@ -217,6 +218,7 @@ def _finish(result: dict, as_json: bool) -> None:
 
 
 register_hub(app)
+register_app(app, bench_app)
 
 
 def main() -> None:

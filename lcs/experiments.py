@@ -7,7 +7,7 @@ its `name` is the file name, the table row, the model card and the entry in `wei
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lcs.errors import LcsError
 
@@ -19,6 +19,7 @@ TEST_LOCATIONS = (
     (0.65, 0.65), (0.65, 0.25), (0.25, 0.65), (0.35, 0.35), (0.45, 0.65), (0.45, 0.25),
     (0.65, 0.45), (0.25, 0.45), (0.45, 0.45), (0.55, 0.55), (0.35, 0.55), (0.55, 0.35),
 )  # fmt: skip
+CIFAR_PIXELS = ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))  # mean, std of its training images
 TEST_COLORS = ("blue", "brown", "cyan", "gray", "green", "purple", "red", "yellow")
 
 
@@ -61,6 +62,7 @@ class Network:
     attn_resolutions: tuple[int, ...] = (16, 8)
     channels_per_head: int = 64
     unshuffle: int = 1  # space-to-depth factor of the stem
+    channel_mult_emb: int | None = None  # width of the embedding over `channels`; None: as wide as the widest level
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Scale:
     local_radius: int = 2  # k: a patch is (2k+1)^2 cells
     list_slots: int = 12
     sigma_data: float = 0.5
-    # Images enter the model as (rgb / 255 - mean) / std * sigma_data.
+    # Images of scenes enter the model as (rgb / 255 - mean) / std * sigma_data.
     pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     pixel_std: tuple[float, float, float] = (0.25, 0.25, 0.25)  # with sigma_data 0.5: rgb / 127.5 - 1
 
@@ -111,6 +113,7 @@ SCALES = {
                 num_blocks=1,
                 attn_resolutions=(8,),
                 channels_per_head=32,
+                channel_mult_emb=12,  # 384: many locations at once must not collide in the embedding
                 unshuffle=2,
             ),
             local_network=Network(
@@ -171,7 +174,14 @@ class Run:
 
     @property
     def network(self) -> Network:
-        return self.scale.local_network if self.experiment.local else self.scale.network
+        if self.experiment.local:
+            return self.scale.local_network
+        # Without labels the embedding carries the noise level only and need not be wide.
+        return self.scale.network if self.labelled else replace(self.scale.network, channel_mult_emb=None)
+
+    @property
+    def labelled(self) -> bool:
+        return self.experiment.conditioner not in ("none", "unlabelled")
 
     @property
     def recipe(self) -> Recipe:
@@ -180,14 +190,22 @@ class Run:
         return self.scale.recipe if self.warm_start is None else self.scale.warm_recipe
 
     @property
+    def pixel_mean(self) -> tuple[float, float, float]:
+        return CIFAR_PIXELS[0] if self.experiment.name == "cifar10" else self.scale.pixel_mean
+
+    @property
+    def pixel_std(self) -> tuple[float, float, float]:
+        return CIFAR_PIXELS[1] if self.experiment.name == "cifar10" else self.scale.pixel_std
+
+    @property
     def warm_start(self) -> Run | None:
         """The run whose weights this one starts from, if any: it has seen the same images (1-3 objects) but no label.
 
         Only for standard models trained on at least three objects: no model may start from images with more
         objects than its own.
         """
-        labelled = self.experiment.conditioner not in ("none", "unlabelled")
-        if self.scale.warm_recipe is None or self.experiment.local or not labelled or self.objects < WARM_OBJECTS:
+        local, few = self.experiment.local, self.objects < WARM_OBJECTS
+        if self.scale.warm_recipe is None or local or few or not self.labelled:
             return None
         return Run(EXPERIMENTS["unlabelled"], WARM_OBJECTS, self.scale)
 

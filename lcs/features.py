@@ -40,7 +40,7 @@ def captured_means(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
     def watch(name: str, block: Block) -> None:
         def keep(_module, _inputs, output: Tensor) -> None:
-            unscaled[name] = output.clone()  # the block goes on to scale it in place
+            unscaled[name] = output.clone()  # the block may go on to scale it in place
 
         def scale(_module, _inputs, output: Tensor) -> None:
             c = output * block.emb_gain + 1  # [B or 1, C]

@@ -7,6 +7,7 @@ corrupt or foreign file is never used.
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import torch
@@ -38,13 +39,18 @@ def export(run: Run, folder: Path, stage: str = "late", root: Path = WEIGHTS) ->
     settings = read_json(Path(folder) / "run.json")
     path = Path(root) / f"{entry_key(run, stage).replace('/', '--')}.safetensors"
     checkpoint.save_tensors(path, {name: t.half() for name, t in tensors.items()}, meta)
-    manifest = read_manifest(root)
-    manifest[entry_key(run, stage)] = {
+    enter(root, entry_key(run, stage), {
         "file": path.name, "sha256": sha256_of(path), "bytes": path.stat().st_size,
         "samples": meta["samples"], "ema_std": meta["ema_std"], "version": lcs.__version__, "settings": settings,
-    }  # fmt: skip
-    write_json(Path(root) / "manifest.json", manifest)
+    })  # fmt: skip
     return path
+
+
+def enter(root: Path, key: str, entry: dict) -> None:
+    """Puts an entry into the manifest; several processes may do so at once."""
+    with open(Path(root) / ".manifest.lock", "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        write_json(Path(root) / "manifest.json", read_manifest(root) | {key: entry})
 
 
 def load(run: Run, stage: str = "late", root: Path = WEIGHTS) -> nn.Module:

@@ -19,6 +19,7 @@ from lcs.evaluation import (
     evaluate_all,
     evaluate_run,
     k_max,
+    k_max_interval,
     make_row,
     match,
     match_colors,
@@ -260,3 +261,34 @@ def test_true_scenes_pass_their_own_test():
     right = [m == Match(int(c), 0) for m, c in zip(matches, data.table.counts, strict=True)]
     assert sum(right) >= len(right) - 1
     assert inf > min(m.in_place for m in matches) >= 0
+
+
+# ---- the interval of K_max ------------------------------------------------------------------------
+
+
+def rows_with(shares, n=32):
+    """Row K has the given share of complete samples; the others miss everything."""
+    rows = []
+    for k, share in enumerate(shares, 1):
+        complete = round(share * n)
+        matches = [Match(k, 0)] * complete + [Match(0, 0)] * (n - complete)
+        rows.append(make_row(k, 3, matches, [0] * n, False))
+    return rows
+
+
+def test_interval_is_a_point_when_every_sample_agrees():
+    assert k_max_interval(rows_with([1, 1, 1, 1, 0, 1]), 3, False) == (4, 4)
+    assert k_max_interval(rows_with([0, 1]), 3, False) == (0, 0)
+    assert k_max_interval(rows_with([1] * 12), 3, False) == (12, 12)
+
+
+def test_interval_holds_k_max_and_widens_at_the_threshold():
+    rows = rows_with([1, 1, 28 / 32, 1, 0])  # exactly 7/8: half of the draws fail at 3
+    low, high = k_max_interval(rows, 3, False)
+    assert (low, high) == (2, 4)
+    assert low <= k_max({row.k: row.passed for row in rows}) <= high
+
+
+def test_interval_stops_where_a_k_was_not_tested():
+    rows = [row for row in rows_with([1, 1, 1, 1, 1]) if row.k != 3]
+    assert k_max_interval(rows, 3, False) == (2, 2)

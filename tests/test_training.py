@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import source, tiny_run
+from tiny import SCALE, source, tiny_run
 
 from lcs.errors import LcsError
-from lcs.experiments import Recipe
+from lcs.experiments import Recipe, Run, get_experiment
 from lcs.model.build import build_model, trained_network
 from lcs.model.layers import MPConv
 from lcs.training import checkpoint, trainer
 from lcs.training.batches import make_batch, standardise, to_rgb
 from lcs.training.queue import claimed, train_all
-from lcs.training.trainer import TrainSettings, learning_rate, train
+from lcs.training.trainer import TrainSettings, _start_from, learning_rate, train
 from lcs.weights import load_stage
 
 REPO = Path(__file__).parents[1]
@@ -242,3 +242,31 @@ def test_queue_skips_what_another_process_holds(tmp_path, capsys):
     train_all([tiny_run()], None, tmp_path, 0, QUIET)
     train_all([tiny_run()], None, tmp_path, 0, QUIET)
     assert "finished" in capsys.readouterr().out
+
+
+# ---- warm start -----------------------------------------------------------------------------------
+
+
+def test_a_wider_embedding_starts_from_the_same_function(tmp_path):
+    """The labelled network, four times as wide in its embedding, computes what the unlabelled one did."""
+    scale = replace(SCALE, network=replace(SCALE.network, channel_mult_emb=8), warm_recipe=SCALE.recipe)
+    labelled = Run(get_experiment("grid-all"), 3, scale)
+    plain = labelled.warm_start
+    assert plain.network.channel_mult_emb is None
+    torch.manual_seed(0)
+    old = build_model(plain)
+    with torch.no_grad():
+        old.unet.out_gain.fill_(1.0)
+        for name, p in old.named_parameters():
+            if name.endswith("emb_gain"):
+                p.uniform_(0.5, 1.0)
+    checkpoint.save_tensors(tmp_path / "late.safetensors", old.state_dict(), {})
+    new = build_model(labelled)
+    _start_from(new, labelled, tmp_path / "late.safetensors")
+    x, sigma = torch.randn(3, 3, 32, 32), torch.tensor([0.1, 1.0, 20.0])
+    with torch.no_grad():
+        before, after = old.eval()(x, sigma, None), new.eval()(x, sigma, torch.zeros(3, 256))
+        moved = new(x, sigma, torch.eye(256)[:3])
+    assert torch.allclose(before, after, atol=1e-5)
+    assert not torch.allclose(after, moved, atol=1e-3)  # and it listens to its label
+    assert new.unet.emb_noise.weight.shape[0] == 4 * old.unet.emb_noise.weight.shape[0]

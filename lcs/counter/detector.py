@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 import lcs
 from lcs.counter.data import SIZE
-from lcs.data.files import sha256_of, write_json
+from lcs.data.files import sha256_of
 from lcs.errors import LcsError
 from lcs.scenes import world
 from lcs.training import checkpoint
-from lcs.weights import WEIGHTS, read_manifest
+from lcs.weights import WEIGHTS, enter, read_manifest
 
 MANIFEST_KEY = "counter"
 FILE = "counter.safetensors"
@@ -227,12 +227,10 @@ def export_counter(
     tensors = {name: t.half() if t.is_floating_point() else t for name, t in detector.state_dict().items()}
     meta = {"architecture": asdict(detector.architecture), "thresholds": asdict(thresholds)}
     checkpoint.save_tensors(path, tensors, meta)
-    manifest = read_manifest(root)
-    manifest[MANIFEST_KEY] = {
+    enter(root, MANIFEST_KEY, {
         "file": path.name, "sha256": sha256_of(path), "bytes": path.stat().st_size, "version": lcs.__version__,
         "settings": settings, "thresholds": asdict(thresholds), "measured": measured,
-    }  # fmt: skip
-    write_json(Path(root) / "manifest.json", manifest)
+    })  # fmt: skip
     return path
 
 

@@ -18,7 +18,18 @@ from torch import Tensor, nn
 
 from lcs.errors import LcsError
 from lcs.experiments import Network
-from lcs.model.layers import SILU_GAIN, MPConv, MPFourier, mp_cat, mp_sum, mp_sum_weights, normalize, resample
+from lcs.model import fused
+from lcs.model.layers import (
+    SILU_GAIN,
+    MPConv,
+    MPFourier,
+    mp_cat,
+    mp_cat_weights,
+    mp_sum,
+    mp_sum_weights,
+    normalize,
+    resample,
+)
 
 LABEL_BALANCE = 0.5  # MP-sum of noise and label embedding
 CONCAT_BALANCE = 0.5  # MP-cat of decoder input and encoder skip
@@ -47,40 +58,56 @@ class Block(nn.Module):
         self.attn_qkv = MPConv(cout, cout * 3, (1, 1)) if self.heads else None
         self.attn_proj = MPConv(cout, cout, (1, 1)) if self.heads else None
 
-    def forward(self, x: Tensor, emb: Tensor, window: int | None = None) -> Tensor:
-        """x [B, cin, H, W], emb [B or 1, cemb] -> [B, cout, H', W']
+    def forward(self, x: Tensor, emb: Tensor, window: int | None = None, skip: Tensor | None = None) -> Tensor:
+        """x [B, cin, H, W], emb [B or 1, cemb] -> [B, cout, H', W']; a `skip` of the encoder is first joined to x.
 
         With `window`, only the central window x window pixels are used and the convolutions do not pad: the result
         is the central window - 4 pixels of what the block would return.
         """
         x = _crop(resample(x, self.mode), window)
         pad = window is None
-        if not self.decoder:
-            if self.conv_skip is not None:
-                x = self.conv_skip(x)
-            x = normalize(x, dim=1)  # pixel norm
+        fast = pad and fused.usable(x, self.training)  # element-wise work in single passes: the same values
+        x, act = self._prepare(x, skip if skip is None else _crop(skip, window), fast)
 
         # Residual branch. The constants of MP-SiLU and MP-sum go into the weights of the following/preceding layer.
         wx, wy = mp_sum_weights(RES_BALANCE)
-        y = self.conv_res0(F.silu(x), scale=SILU_GAIN, pad=pad)
+        y = self.conv_res0(act, scale=SILU_GAIN, pad=pad)
         c = self.emb_linear(emb) * self.emb_gain + 1  # [B or 1, cout]
-        y = self._modulated_silu(y, c[:, :, None, None])
+        y = self._modulated_silu(y, c, fast)
         y = self.conv_res1(y, scale=SILU_GAIN * wy, pad=pad)
         x = _crop(x, None if pad else window - 4)
         if self.decoder and self.conv_skip is not None:
             x, wx = self.conv_skip(x, scale=wx), 1.0
-        x = _add(y, x, wx)
-
         if self.heads:
+            x = y.add_(x, alpha=wx)
             wx, wy = mp_sum_weights(ATTN_BALANCE)
-            x = _add(self.attn_proj(self._attend(x), scale=wy), x, wx)
-        return F.hardtanh(x, -CLIP, CLIP, inplace=True)
+            y = self.attn_proj(self._attend(x), scale=wy)
+        # y is a fresh output of a convolution, which nobody else needs: add in place.
+        if fast and y.is_contiguous(memory_format=torch.channels_last):
+            return fused.AddClip.apply(y, x, wx, CLIP)
+        return F.hardtanh(y.add_(x, alpha=wx), -CLIP, CLIP, inplace=True)
+
+    def _prepare(self, x: Tensor, skip: Tensor | None, fast: bool) -> tuple[Tensor, Tensor]:
+        """The main path after concatenation (decoder) or pixel norm (encoder), and SiLU of it."""
+        if self.decoder:
+            if fast and skip is not None:
+                return fused.CatSilu.apply(x, skip, *mp_cat_weights(x.shape[1], skip.shape[1], CONCAT_BALANCE))
+            x = x if skip is None else mp_cat(x, skip, CONCAT_BALANCE)
+            return x, F.silu(x)
+        if self.conv_skip is not None:
+            x = self.conv_skip(x)
+        if fast:
+            return fused.NormSilu.apply(x)
+        x = normalize(x, dim=1)
+        return x, F.silu(x)
 
     @staticmethod
-    def _modulated_silu(y: Tensor, c: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            return F.silu(y * c)
-        return F.silu(y.mul_(c), inplace=True)
+    def _modulated_silu(y: Tensor, c: Tensor, fast: bool) -> Tensor:
+        """silu(y c) for y [B, C, H, W], c [B or 1, C]"""
+        if fast:
+            return fused.ScaleSilu.apply(y, c)
+        c = c[:, :, None, None]
+        return F.silu(y * c) if torch.is_grad_enabled() else F.silu(y.mul_(c), inplace=True)
 
     def _attend(self, x: Tensor) -> Tensor:  # [B, C, H, W] -> [B, C, H, W]
         """Cosine attention: q, k and v are normalised per pixel and head, so scores lie within +-sqrt(C / heads)."""
@@ -103,11 +130,6 @@ def _crop(x: Tensor, size: int | None) -> Tensor:  # [B, C, H, W] -> the central
     return x[:, :, at : at + size, at : at + size]
 
 
-def _add(y: Tensor, x: Tensor, alpha: float) -> Tensor:
-    """y + alpha * x, in place: y is a fresh output of a convolution, which nobody else needs."""
-    return y.add_(x, alpha=alpha)
-
-
 class UNet(nn.Module):
     """The raw network F(x, c_noise, labels). Input gets one channel of ones in place of biases."""
 
@@ -120,7 +142,7 @@ class UNet(nn.Module):
                 f"a {resolution}-pixel input cannot be halved {levels - 1} times "
                 f"({levels} levels need a multiple of {2 ** (levels - 1)})"
             )
-        cemb = max(widths)
+        cemb = max(widths) if network.channel_mult_emb is None else network.channels * network.channel_mult_emb
         self.label_dim, self.resolution = label_dim, resolution
 
         self.emb_fourier = MPFourier(widths[0])
@@ -195,9 +217,9 @@ class UNet(nn.Module):
             skips.append(x)
         for name, module in self.dec.items():
             if "_block" in name:
-                window = windows.get(name)
-                x = mp_cat(_crop(x, window), _crop(skips.pop(), window), CONCAT_BALANCE)
-            x = module(x, emb, windows.get(name))
+                x = module(x, emb, windows.get(name), skips.pop())
+            else:
+                x = module(x, emb, windows.get(name))
         if centre is None or centre + 2 > self.resolution:
             return _crop(self.out_conv(x), centre) * self.out_gain
         return self.out_conv(_crop(x, centre + 2), pad=False) * self.out_gain

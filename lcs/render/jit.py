@@ -14,7 +14,12 @@ from pathlib import Path
 import numba
 from numba import njit, prange
 
-_SOURCES = sorted(Path(__file__).parent.glob("*.py")) + [Path(__file__).parents[1] / "scenes" / "world.py"]
+_PACKAGE = Path(__file__).parents[1]
+_SOURCES = [
+    *sorted(Path(__file__).parent.glob("*.py")),
+    _PACKAGE / "scenes" / "world.py",
+    _PACKAGE / "model" / "fused.py",
+]
 
 
 def _cache_folder() -> Path:

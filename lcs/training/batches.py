@@ -55,17 +55,15 @@ def _permuted(values: np.ndarray, length: int, key: int) -> np.ndarray:
 
 def standardise(images: np.ndarray, run: Run) -> Tensor:
     """uint8 [B, H, W, 3] -> float32 [B, 3, H, W] with standard deviation about sigma_data."""
-    scale = run.scale
-    mean = torch.tensor(scale.pixel_mean) * 255
-    factor = scale.sigma_data / (torch.tensor(scale.pixel_std) * 255)
+    mean = torch.tensor(run.pixel_mean) * 255
+    factor = run.scale.sigma_data / (torch.tensor(run.pixel_std) * 255)
     return ((torch.from_numpy(images).float() - mean) * factor).permute(0, 3, 1, 2)
 
 
 def to_rgb(x: Tensor, run: Run) -> np.ndarray:
     """Inverse of `standardise`, clipped: uint8 [B, H, W, 3]."""
-    scale = run.scale
-    mean = torch.tensor(scale.pixel_mean) * 255
-    factor = torch.tensor(scale.pixel_std) * 255 / scale.sigma_data
+    mean = torch.tensor(run.pixel_mean) * 255
+    factor = torch.tensor(run.pixel_std) * 255 / run.scale.sigma_data
     return (x.permute(0, 2, 3, 1).cpu() * factor + mean).round().clamp(0, 255).byte().numpy()
 
 

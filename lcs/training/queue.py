@@ -22,10 +22,10 @@ def run_folder(out: Path, run: Run) -> Path:
     return Path(out) / run.scale.name / run.name
 
 
-def open_source(run: Run, data: Path | None):
-    """The images a run is trained on: rendered ones from `data`, or streamed if it is None."""
+def open_source(run: Run, data: Path | None, cifar: Path | None = None):
+    """The images a run is trained on: rendered ones from `data`, or streamed if it is None; `cifar` for CIFAR-10."""
     if run.experiment.name == "cifar10":
-        return CifarImages(data)
+        return CifarImages(cifar or data)
     counts = tuple(range(1, run.objects + 1))
     return StreamedScenes(counts, run.scale.resolution) if data is None else RenderedScenes(data, counts)
 
@@ -47,7 +47,13 @@ def claimed(folder: Path):
 
 
 def train_all(
-    runs: list[Run], data: Path | None, out: Path, seed: int, settings: TrainSettings, ship: bool = False
+    runs: list[Run],
+    data: Path | None,
+    out: Path,
+    seed: int,
+    settings: TrainSettings,
+    ship: bool = False,
+    cifar: Path | None = None,
 ) -> None:
     """Trains every run that is neither finished nor being trained elsewhere; `ship` exports what is finished."""
     for run in runs:
@@ -62,6 +68,9 @@ def train_all(
                 if warm and not warm.exists():
                     print(f"{run.name}: waits for {run.warm_start.name}")
                     continue
-                train(run, open_source(run, data), folder, seed, settings, warm)
+                if run.experiment.name == "cifar10" and cifar is None and len(runs) > 1:
+                    print(f"{run.name}: skipped, give --cifar")
+                    continue
+                train(run, open_source(run, data, cifar), folder, seed, settings, warm)
                 if ship and is_finished(folder, run):
                     weights.export(run, folder)

@@ -27,6 +27,7 @@ from lcs.diffusion.loss import edm2_loss
 from lcs.errors import LcsError
 from lcs.experiments import Recipe, Run
 from lcs.model.build import build_model, trained_network
+from lcs.model.fused import keep_freed_memory
 from lcs.model.layers import normalize_weights_
 from lcs.training import checkpoint
 from lcs.training.batches import Batch, make_batch
@@ -77,6 +78,7 @@ def train(
     if is_finished(folder, run):
         return folder / "late.safetensors"
 
+    keep_freed_memory()
     torch.manual_seed(seed)  # initial weights
     whole = build_model(run)
     network = trained_network(whole)
@@ -130,13 +132,29 @@ def train(
 
 
 def _start_from(network: nn.Module, run: Run, path: Path | None) -> None:
-    """Copies all weights but the label embedding, which the unlabelled run never used."""
+    """Copies all weights but the label embedding, which the unlabelled run never used.
+
+    If the embedding here is r times as wide, its entries are repeated r times. The layers that read it then have r
+    times the inputs, each weighted by 1 / sqrt(r) of before (they are normalised), which makes their output sqrt(r)
+    times as large: their gain is divided by that, and the network computes the same function.
+    """
     if path is None:
         raise LcsError(f"{run.name} starts from the weights of {run.warm_start.name}: train that first")
     tensors, _ = checkpoint.load_tensors(path)
     own = network.state_dict()
-    kept = {name: value for name, value in own.items() if name.startswith("unet.emb_label")}
-    network.load_state_dict({name: value.float() for name, value in tensors.items()} | kept)
+    times = own["unet.emb_noise.weight"].shape[0] / tensors["unet.emb_noise.weight"].shape[0]
+    if times < 1 or times % 1:
+        raise LcsError(f"{path}: its embedding cannot be widened {times:g} times; it must be a whole number")
+    times, copied = int(times), {}
+    for name, value in tensors.items():
+        if name == "unet.emb_noise.weight":
+            value = value.repeat(times, 1)
+        elif name.endswith("emb_linear.weight"):
+            value = value.repeat(1, times)
+        elif name.endswith("emb_gain"):
+            value = value / times**0.5
+        copied[name] = own[name] if name.startswith("unet.emb_label") else value.float()
+    network.load_state_dict(copied)
 
 
 class _Step:

@@ -1,0 +1,262 @@
+"""The paper's claims and the rules by which the artifact judges them. Verdicts are computed, never written.
+
+A claim looks at the numbers that steps returned. It says "came out", "partly" or "not" by its stated rule, or "not run"
+if what it needs was not drawn. The paper's value stands beside ours in the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+CAME_OUT, PARTLY, NOT, NOT_RUN = "came out", "partly", "not", "not run"
+
+
+@dataclass(frozen=True)
+class Finding:
+    ours: str
+    verdict: str
+    interval: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    id: str
+    claim: str
+    paper: str
+    rule: str
+    judge: Callable[[dict], Finding]  # raises KeyError if the numbers are not there
+
+
+@dataclass(frozen=True)
+class Verdict:
+    id: str
+    claim: str
+    paper: str
+    ours: str
+    interval: str
+    verdict: str
+    rule: str
+
+
+def judge(numbers: dict[str, dict], scale: str = "mini") -> list[Verdict]:
+    """numbers: what each step returned, by step name."""
+    verdicts = []
+    for claim in CLAIMS:
+        try:
+            found = claim.judge(numbers)
+        except KeyError as missing:
+            found = Finding(f"needs {missing.args[0]}", NOT_RUN)
+        verdicts.append(
+            Verdict(claim.id, claim.claim, claim.paper, found.ours, found.interval, found.verdict, claim.rule)
+        )
+    return verdicts
+
+
+def as_rows(verdicts: list[Verdict]) -> list[dict]:
+    return [asdict(v) for v in verdicts]
+
+
+def as_text(verdicts: list[Verdict]) -> str:
+    """For the terminal: one line per claim."""
+    width = max(len(v.claim) for v in verdicts)
+    lines = [
+        f"{v.verdict:>9}  {v.claim:<{width}}  paper: {v.paper}; ours: {v.ours} {v.interval}".rstrip() for v in verdicts
+    ]
+    counts = {name: sum(v.verdict == name for v in verdicts) for name in (CAME_OUT, PARTLY, NOT, NOT_RUN)}
+    return "\n".join(lines) + "\n" + ", ".join(f"{n} {name}" for name, n in counts.items())
+
+
+# ---- rules ----------------------------------------------------------------------------------------
+
+
+def _graded(ok: bool, nearly: bool) -> str:
+    return CAME_OUT if ok else PARTLY if nearly else NOT
+
+
+def _k_max(run: str) -> Callable[[dict], dict]:
+    def look(numbers: dict) -> dict:
+        for step in ("table1", "table2"):
+            if run in numbers.get(step, {}):
+                return numbers[step][run]
+        raise KeyError(f"weights of {run}")
+
+    return look
+
+
+def _reaches(run: str, wanted: int, partly: int) -> Callable[[dict], Finding]:
+    """K_max of at least `wanted`; partly from `partly` on."""
+
+    def rule(numbers: dict) -> Finding:
+        found = _k_max(run)(numbers)
+        verdict = _graded(found["k_max"] >= wanted, found["k_max"] >= partly)
+        return Finding(f"K_max {found['label']}", verdict, f"{found['low']}-{found['high']}")
+
+    return rule
+
+
+def _stays_below(run: str, most: int, partly: int) -> Callable[[dict], Finding]:
+    def rule(numbers: dict) -> Finding:
+        found = _k_max(run)(numbers)
+        verdict = _graded(found["k_max"] <= most, found["k_max"] <= partly)
+        return Finding(f"K_max {found['label']}", verdict, f"{found['low']}-{found['high']}")
+
+    return rule
+
+
+def _in_between(numbers: dict) -> Finding:
+    values = [_k_max(f"{name}-m3")(numbers)["k_max"] for name in ("grid-single", "grid-random", "grid-all")]
+    single, random, everything = values
+    return Finding(f"{single}, {random}, {everything}", _graded(single < random < everything, single < everything))
+
+
+def _nothing_for_zero(numbers: dict) -> Finding:
+    zero = _k_max("grid-all-m3")(numbers)["drawn_at_0"]
+    return Finding(f"{zero['p5']}-{zero['p95']}", _graded(zero["p95"] == 0, zero["p5"] == 0 and zero["p95"] <= 1))
+
+
+def _something_for_zero(numbers: dict) -> Finding:
+    zero = _k_max("grid-single-m3")(numbers)["drawn_at_0"]
+    return Finding(f"{zero['p5']}-{zero['p95']}", _graded(zero["p95"] >= 2, zero["p95"] >= 1))
+
+
+def _drop_one_for_zero(numbers: dict) -> Finding:
+    zero = _k_max("grid-drop-one-m3")(numbers)["drawn_at_0"]
+    return Finding(f"{zero['p5']}-{zero['p95']}", _graded(zero["p95"] == 1, zero["p95"] <= 2))
+
+
+def _grows_with_training(numbers: dict) -> Finding:
+    found = {m: numbers["table1"].get(f"grid-all-m{m}") for m in range(1, 7)}
+    known = [(m, f["k_max"]) for m, f in found.items() if f]
+    if len(known) < 3:
+        raise KeyError("weights of grid-all for three or more M")
+    values = [k for _, k in known]
+    rises = sum(b >= a for a, b in zip(values, values[1:], strict=False))
+    verdict = _graded(rises == len(values) - 1 and values[-1] > values[0], values[-1] > values[0])
+    return Finding(", ".join(f"M={m}: {k}" for m, k in known), verdict)
+
+
+def _more_local_than(better: str, worse: str) -> Callable[[dict], Finding]:
+    def rule(numbers: dict) -> Finding:
+        maps = numbers.get("fig2", {})
+        for name in (better, worse):
+            if name not in maps:
+                raise KeyError(f"fig2 of {name}")
+        a, b = maps[better], maps[worse]
+        text = f"{a['conditional_locality']:.2f} against {b['conditional_locality']:.2f}"
+        verdict = _graded(a["low"] > b["high"], a["conditional_locality"] > b["conditional_locality"])
+        return Finding(text, verdict, f"{a['low']:.2f}-{a['high']:.2f}, {b['low']:.2f}-{b['high']:.2f}")
+
+    return rule
+
+
+def _correlation(numbers: dict) -> Finding:
+    found = numbers["scatter"]
+    if "pearson" not in found:
+        raise KeyError("three different points in the scatter")
+    text = f"r = {found['pearson']:.2f} (n = {found['n']})"
+    return Finding(text, _graded(found["low"] > 0, found["pearson"] > 0), f"{found['low']:.2f} to {found['high']:.2f}")
+
+
+def _squares_shrink(step: str, run: str | None = None) -> Callable[[dict], Finding]:
+    def rule(numbers: dict) -> Finding:
+        found = numbers[step] if run is None else numbers[step][run]
+        high, low = found["area_high"], found["area_low"]
+        return Finding(f"{high:.0%} of the image against {low:.0%}", _graded(high > 5 * low, high > low))
+
+    return rule
+
+
+def _color_features(numbers: dict) -> Finding:
+    for run in ("color-m5", "color-m3"):
+        if run in numbers.get("fig5", {}):
+            found = numbers["fig5"][run]
+            text = f"{run}: {found['feature_space']:.2f} in early encoder layers, {found['image']:.2f} in the image"
+            lower = found["feature_space"] < found["image"]
+            return Finding(text, _graded(lower and abs(found["feature_space"]) < 0.3, lower))
+    raise KeyError("fig5 of a colour model")
+
+
+def _theory(test: Callable[[dict], tuple[str, str]]) -> Callable[[dict], Finding]:
+    return lambda numbers: Finding(*test(numbers["theory"]))
+
+
+CLAIMS = [
+    Claim("grid-all", "All locations labelled: length-generalizes beyond the 3 objects of training", "9 (v1), 7 (v2)",
+          "K_max of grid-all-m3 at least 6; partly: at least 4", _reaches("grid-all-m3", 6, 4)),
+    Claim("grid-single", "One location labelled: does not", "1+(0-2)",
+          "K_max of grid-single-m3 at most 2; partly: at most 3", _stays_below("grid-single-m3", 2, 3)),
+    Claim("list-all", "The same locations as a list: does not", "fails beyond 3 (v2)",
+          "K_max of list-all-m3 at most 4; partly: at most 5", _stays_below("list-all-m3", 4, 5)),
+    Claim("local", "Forcing locality by architecture restores it (one labelled)", "9+(0-2)",
+          "K_max of grid-single-local-m3 at least 6; partly: at least 4", _reaches("grid-single-local-m3", 6, 4)),
+    Claim("list-local", "Forcing locality by architecture restores it (list)", "restored (v2)",
+          "K_max of list-all-local-m3 at least 6; partly: at least 4", _reaches("list-all-local-m3", 6, 4)),
+    Claim("single-object", "Trained on one object: the standard model stays at one", "1",
+          "K_max of grid-all-m1 at most 1; partly: at most 2", _stays_below("grid-all-m1", 1, 2)),
+    Claim("single-object-local", "Trained on one object: the local model draws several", "6",
+          "K_max of grid-single-local-m1 at least 3; partly: at least 2", _reaches("grid-single-local-m1", 3, 2)),
+    Claim("more-objects", "More objects in training, more beyond it", "1, 5, 9, 10, 10, 11",
+          "K_max of grid-all never falls with M and rises in all; partly: rises from the first to the last",
+          _grows_with_training),
+    Claim("random", "A random number labelled lies between one and all", "1, 5, 9 (M = 3)",
+          "K_max of single < random < all at M = 3; partly: single < all", _in_between),
+    Claim("zero-all", "Asked for nothing, a model of full labels draws nothing", "0",
+          "grid-all-m3, K = 0: 95th percentile 0; partly: at most 1", _nothing_for_zero),
+    Claim("zero-single", "Asked for nothing, a model of single labels still draws", "0-3",
+          "grid-single-m3, K = 0: 95th percentile at least 2; partly: at least 1", _something_for_zero),
+    Claim("zero-drop-one", "Asked for nothing, a model of all-but-one labels draws at most one", "0-1",
+          "grid-drop-one-m3, K = 0: 95th percentile 1; partly: at most 2", _drop_one_for_zero),
+    Claim("color-3", "Colours length-generalize a little (1-3 objects)", "4",
+          "K_max of color-m3 at least 4; partly: at least 3", _reaches("color-m3", 4, 3)),
+    Claim("color-5", "Colours length-generalize a little (1-5 objects)", "7",
+          "K_max of color-m5 at least 6; partly: at least 5", _reaches("color-m5", 6, 5)),
+    Claim("locality-single", "The model that composes has a more local conditional score (against one label)", "Fig 2",
+          "conditional locality of grid-all-m3 above grid-single-m3, intervals apart; partly: above",
+          _more_local_than("grid-all-m3", "grid-single-m3")),
+    Claim("locality-list", "The model that composes has a more local conditional score (against a list)", "Fig 2",
+          "conditional locality of grid-all-m3 above list-all-m3, intervals apart; partly: above",
+          _more_local_than("grid-all-m3", "list-all-m3")),
+    Claim("scatter", "Length generalization goes with conditional locality", "v2 Fig 2, correlated",
+          "Pearson r above 0 with its 95% interval; partly: r above 0", _correlation),
+    Claim("pixels", "Pixel locality: wide at high noise, narrow at low noise (CLEVR)", "Fig 2, 10",
+          "90% square of grid-all-m3 at sigma > 5 more than 5 times that at sigma < 0.2; partly: larger",
+          _squares_shrink("fig2", "grid-all-m3")),
+    Claim("cifar", "Pixel locality is lost at high noise (CIFAR-10)", "Fig 12",
+          "90% square at sigma > 5 more than 5 times that at sigma < 0.2; partly: larger", _squares_shrink("fig12")),
+    Claim("color-features", "Colours are disentangled in early encoder layers", "Fig 5",
+          "mean off-diagonal cosine there below 0.3 and below the image's; partly: below the image's", _color_features),
+    Claim("lemma-1", "Lemma 1: a composition has a local conditional score", "exact",
+          "relative score error at most 1e-9 on a composition, above 1e-2 on another family",
+          _theory(lambda n: (f"{n['lemma1_error']:.0e} against {n['lemma1_other']:.1f}",
+                             _graded(n["lemma1_error"] <= 1e-9 and n["lemma1_other"] > 1e-2, False)))),
+    Claim("lemma-1-premise", "Lemma 1 holds under Definition 2 alone", "stated so",
+          "score error at most 1e-9 also if uncontrolled pixels are coupled; partly: only if they are not",
+          _theory(lambda n: (f"{n['background_coupled']:.1e} with coupling, {n['background_uncoupled']:.0e} without",
+                             _graded(n["background_coupled"] <= 1e-9, n["background_uncoupled"] <= 1e-9)))),
+    Claim("lemma-2", "Lemma 2: KL from a composition is at most the sum of the errors", "bound",
+          "bound minus KL at least -1e-9 everywhere",
+          _theory(lambda n: (f"smallest slack {n['lemma2_slack']:.1e} nats",
+                             _graded(n["lemma2_slack"] >= -1e-9, False)))),
+    Claim("claim-1", "Claim 1: KL falls with noise at the stated rate", "exact",
+          "KL never rises and the slope agrees to 1e-6; partly: never rises",
+          _theory(lambda n: (f"slope error {n['claim1_slope_error']:.0e}",
+                             _graded(n["claim1_falls"] and n["claim1_slope_error"] < 1e-6, n["claim1_falls"])))),
+    Claim("lemma-3", "Lemma 3: the errors fall with noise", "exact", "no error rises with noise",
+          _theory(lambda n: ("fall" if n["lemma3_falls"] else "rise", _graded(n["lemma3_falls"], False)))),
+    Claim("corollary-1", "Corollary 1: a composition in features is local there", "exact",
+          "relative score error in features at most 1e-9, above 1e-2 in pixels",
+          _theory(lambda n: (f"{n['corollary1_error']:.0e} in features, {n['corollary1_pixels']:.1f} in pixels",
+                             _graded(n["corollary1_error"] <= 1e-9 and n["corollary1_pixels"] > 1e-2, False)))),
+    Claim("claim-2", "Claim 2: transform and noise commute better the more noise", "always",
+          "the divergence falls at every noise level, or is zero, for every transform; partly: at high noise for one",
+          _theory(lambda n: (_claim2_text(n), _graded(n["claim2_holds"], any(n["claim2_falls_beyond"]))))),
+]  # fmt: skip
+
+
+def _claim2_text(n: dict) -> str:
+    parts = []
+    for name, beyond, largest in zip(n["claim2_names"], n["claim2_falls_beyond"], n["claim2_largest"], strict=True):
+        fall = "never falls" if beyond is None else f"falls beyond t = {beyond:.2g}"
+        parts.append(f"{name}: " + ("zero" if largest < 1e-12 else fall))
+    return "; ".join(parts)

@@ -1,0 +1,258 @@
+"""Locality: maps over the noise schedule (fig 2), their sizes (fig 10), and locality against length (scatter)."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.stats import pearsonr, spearmanr
+
+from artifact.context import COUNT_SOURCES, Context
+from artifact.plots import COLORS, GRAY, new_figure, outline_square
+from artifact.steps import Checkpoint, Step
+from artifact.tables import summary
+from lcs.experiments import TEST_LOCATIONS, get_run
+from lcs.locality import LocalityTrace, conditional_locality, trace_locality
+from lcs.training.batches import to_rgb
+
+SOURCES = ("locality.py", "sampling.py", "conditioning.py", "diffusion/samplers.py", "model/*.py")
+MAPPED = ("grid-all", "grid-single", "list-all", "grid-single-local", "list-all-local")
+LOCATIONS = 4  # asked for: one more than trained on, as in the paper
+SHOWN_LEVELS = 6
+
+
+def mapped(scale: str) -> list[Checkpoint]:
+    return [Checkpoint(get_run(name, 3, scale)) for name in MAPPED]
+
+
+def trace(context: Context, checkpoint: Checkpoint) -> LocalityTrace:
+    effort = context.effort
+    context.say(f"{checkpoint.run.name} ({checkpoint.stage}): {effort.locality_levels} noise levels")
+    steps = effort.steps
+    record = sorted({round(i) for i in np.linspace(0, steps - 1, effort.locality_levels)})
+    conditions = TEST_LOCATIONS[:LOCATIONS] if checkpoint.run.experiment.conditioner != "color" else None
+    seeds = range(context.settings.seed, context.settings.seed + effort.locality_seeds)
+    return trace_locality(checkpoint.run, context.model(checkpoint), conditions, seeds, steps, record)
+
+
+def fig2(context: Context) -> dict:
+    numbers = {}
+    traces = []
+    for checkpoint in context.checkpoints:
+        t = trace(context, checkpoint)
+        traces.append((checkpoint, t))
+        numbers[checkpoint.run.name] = numbers_of(t)
+    for at, name in ((0, "conditioned"), (-1, "unconditioned")):
+        place = "the first asked location" if at == 0 else "the image centre, where nothing was asked for"
+        context.figure(f"fig2-{name}", draw_maps(traces, at), CAPTION_2.format(name, place))
+    context.figure("influence", draw_influence(traces), CAPTION_INFLUENCE)
+    context.figure("fig10", draw_metrics(traces), CAPTION_10)
+    rows = [{"experiment": name, "conditional locality": f"{n['conditional_locality']:.2f}",
+             "95% interval": f"{n['low']:.2f}-{n['high']:.2f}", "seeds": n["seeds"],
+             "90% square, high noise": f"{n['area_high']:.0%}", "90% square, low noise": f"{n['area_low']:.0%}"}
+            for name, n in numbers.items()]  # fmt: skip
+    context.table("locality", rows, "Conditional locality: the share of its own condition in what moves a conditioned "
+                  "pixel (1: only its own; 1/4: all alike). Squares as shares of the image, at conditioned pixels; "
+                  "high "
+                  "noise: sigma above 5, low noise: sigma below 0.2. Intervals: bootstrap over seeds.")  # fmt: skip
+    return numbers
+
+
+CAPTION_2 = (
+    "Which pixels of the noisy image the denoised {} pixel depends on (eq. 9, log scale, mean over seeds), from high "
+    "noise "
+    "to low. The cross marks the pixel ({}), the square holds 90% of the squared gradient; circles are the four asked "
+    "locations, filled by the influence of each condition on that pixel (eq. 10). Left: the denoised image of the "
+    "first "
+    "seed at that noise level."
+)
+CAPTION_INFLUENCE = (
+    "Influence of each of the four conditions (eq. 10) on the pixel at each location: columns are conditions, rows are "
+    "pixels (the last one at the centre, where nothing was asked for), summed over seeds and integrated over log "
+    "noise. A "
+    "local conditional score has only the diagonal."
+)
+CAPTION_10 = (
+    "Over the noise schedule: area of the 90% square, energy of the gradient, and how much a pixel is moved by its own "
+    "condition and by the others. Solid: conditioned pixels (mean of four); dashed: the centre."
+)
+
+
+def numbers_of(t: LocalityTrace) -> dict:
+    """Conditional locality with its interval over seeds, and how large the 90% squares are."""
+    random = np.random.default_rng(0)
+    b = len(t.seeds)
+    draws = [_locality_of_seeds(t, random.integers(0, b, b)) for _ in range(500)]
+    conditioned = [p for p, probe in enumerate(t.probes) if probe.condition is not None]
+    share = t.areas[:, conditioned].mean(axis=1) / (t.maps.shape[-1] ** 2)
+    return {
+        "conditional_locality": conditional_locality(t),
+        "low": float(np.quantile(draws, 0.025)), "high": float(np.quantile(draws, 0.975)), "seeds": b,
+        "area_high": float(share[t.sigmas > 5].mean()), "area_low": float(share[t.sigmas < 0.2].mean()),
+        "sigmas": t.sigmas.tolist(), "area": share.tolist(),
+    }  # fmt: skip
+
+
+def _locality_of_seeds(t: LocalityTrace, chosen: np.ndarray) -> float:
+    return conditional_locality(LocalityTrace(**{**t.__dict__, "influence": t.influence[:, chosen]}))
+
+
+# ---- drawing --------------------------------------------------------------------------------------
+
+
+def draw_maps(traces: list[tuple[Checkpoint, LocalityTrace]], at: int) -> Figure:
+    """Two rows per model: denoised image, gradient map; columns are noise levels."""
+    levels = min(SHOWN_LEVELS, len(traces[0][1].sigmas))
+    figure = new_figure(1.45 * levels + 1.2, 2.75 * len(traces) + 0.3)
+    grid = figure.subplots(2 * len(traces), levels, squeeze=False)
+    for r, (checkpoint, t) in enumerate(traces):
+        probe = at % len(t.probes)
+        columns = np.linspace(0, len(t.sigmas) - 1, levels).round().astype(int)
+        total = t.influence.sum(axis=1)[:, :, probe]  # [T, K]
+        for c, level in enumerate(columns):
+            clean, axes = grid[2 * r, c], grid[2 * r + 1, c]
+            clean.imshow(_picture(checkpoint, t, level))
+            floor = max(t.maps[level, probe].max() * 1e-3, 1e-12)
+            axes.imshow(np.log10(np.maximum(t.maps[level, probe], floor)), cmap="magma")
+            row, column = t.probes[probe].pixel(t.maps.shape[-1])
+            axes.plot(column, row, "+", color="cyan", ms=7, mew=1.4)
+            outline_square(axes, (row, column), t.sides[level, probe], "cyan")
+            size = t.maps.shape[-1]
+            strongest = max(total[level].max(), 1e-12)
+            for k, (x, y) in enumerate(t.conditions):
+                shade = float(total[level, k] / strongest)
+                axes.plot(x * size - 0.5, y * size - 0.5, "o", ms=6, mec="white", mew=0.8, mfc=(1, 1, 1, shade))
+            axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5))
+            if r == 0:
+                clean.set_title(f"$\\sigma$ = {t.sigmas[level]:.3g}", fontsize=9)
+            for a in (clean, axes):
+                a.set_xticks([]), a.set_yticks([])
+        grid[2 * r, 0].set_ylabel(checkpoint.run.name, fontsize=9)
+        grid[2 * r + 1, 0].set_ylabel("gradient", fontsize=8, color=GRAY)
+    return figure
+
+
+def _picture(checkpoint: Checkpoint, t: LocalityTrace, level: int) -> np.ndarray:
+    import torch
+
+    return to_rgb(torch.from_numpy(t.x0hat[level : level + 1]), checkpoint.run)[0]
+
+
+def draw_influence(traces: list[tuple[Checkpoint, LocalityTrace]]) -> Figure:
+    figure = new_figure(2.5 * len(traces), 3.0)
+    panels = figure.subplots(1, len(traces), squeeze=False)[0]
+    for axes, (checkpoint, t) in zip(panels, traces, strict=True):
+        total = np.trapezoid(t.influence.sum(axis=1), -np.log(t.sigmas), axis=0).T  # [P, K]
+        axes.imshow(total / max(total.max(), 1e-12), cmap="viridis", vmin=0, vmax=1)
+        for (p, k), value in np.ndenumerate(total / max(total.max(), 1e-12)):
+            axes.text(
+                k, p, f"{value:.2f}", ha="center", va="center", fontsize=7, color="white" if value < 0.6 else "black"
+            )
+        axes.set_xticks(range(total.shape[1]), [str(k + 1) for k in range(total.shape[1])])
+        axes.set_yticks(range(total.shape[0]), [str(k + 1) for k in range(total.shape[0] - 1)] + ["centre"])
+        axes.set_title(f"{checkpoint.run.name}\nlocality {conditional_locality(t):.2f}", fontsize=9)
+        axes.set_xlabel("condition")
+    panels[0].set_ylabel("pixel at location")
+    return figure
+
+
+def draw_metrics(traces: list[tuple[Checkpoint, LocalityTrace]]) -> Figure:
+    figure = new_figure(12.5, 3.4)
+    area, energy, own, others = figure.subplots(1, 4)
+    for checkpoint, t in traces:
+        color = COLORS[checkpoint.run.experiment.name]
+        conditioned = [p for p, probe in enumerate(t.probes) if probe.condition is not None]
+        size = t.maps.shape[-1] ** 2
+        for axes, values in ((area, t.areas / size), (energy, t.energies)):
+            axes.plot(t.sigmas, values[:, conditioned].mean(axis=1), "o-", ms=3, color=color, label=checkpoint.run.name)
+            axes.plot(t.sigmas, values[:, -1], "--", lw=1, color=color)
+        influence = t.influence.mean(axis=1)  # [T, K, P]
+        mine = np.mean([influence[:, k, k] for k in conditioned], axis=0)
+        rest = np.mean([influence[:, j, k] for k in conditioned for j in range(influence.shape[1]) if j != k], axis=0)
+        own.plot(t.sigmas, mine, "o-", ms=3, color=color)
+        others.plot(t.sigmas, rest, "o-", ms=3, color=color)
+    top = max(own.get_ylim()[1], others.get_ylim()[1])
+    own.set_ylim(0, top), others.set_ylim(0, top)
+    for axes, title, label in (
+        (area, "90% square", "share of the image"), (energy, "gradient energy", "sum of squares"),
+        (own, "a pixel's own condition", "influence"), (others, "another condition (mean)", "influence"),
+    ):  # fmt: skip
+        axes.set(xscale="log", xlabel="noise level $\\sigma$", title=title, ylabel=label)
+        axes.invert_xaxis()
+    energy.set_yscale("log")
+    area.legend(frameon=False, fontsize=7.5)
+    return figure
+
+
+# ---- locality against length ----------------------------------------------------------------------
+
+
+def scattered(scale: str) -> list[Checkpoint]:
+    return [Checkpoint(get_run(name, 3, scale), stage)
+            for name in (*MAPPED, "grid-random", "grid-drop-one") for stage in ("early", "mid", "late")]  # fmt: skip
+
+
+def scatter(context: Context) -> dict:
+    points = []
+    for checkpoint in context.checkpoints:
+        late = checkpoint.stage == "late"
+        counts = context.counts(checkpoint, None if late else range(context.effort.stage_ks + 1))
+        found, measured = summary(counts), numbers_of(trace(context, checkpoint))
+        points.append({
+            "experiment": checkpoint.run.experiment.name, "stage": checkpoint.stage,
+            "conditional_locality": measured["conditional_locality"], "k_max": found["k_max"],
+            "length": found["k_max"] - checkpoint.run.objects, "in_place_at_6": found["in_place"].get(6),
+        })  # fmt: skip
+    x, y = (np.array([p[name] for p in points], float) for name in ("conditional_locality", "length"))
+    numbers: dict = {"points": points, "n": len(points)}
+    if len(points) >= 3 and np.ptp(x) > 0 and np.ptp(y) > 0:
+        numbers |= {"pearson": float(pearsonr(x, y).statistic), "spearman": float(spearmanr(x, y).statistic),
+                    **_bootstrap(x, y)}  # fmt: skip
+    context.figure("scatter", draw_scatter(points, numbers), CAPTION_SCATTER)
+    context.table("scatter", [{k: f"{v:.2f}" if isinstance(v, float) else v for k, v in p.items()} for p in points],
+                  "The points of the scatter.")  # fmt: skip
+    return numbers
+
+
+CAPTION_SCATTER = (
+    "Length generalization (K_max minus the largest number of objects in training) against conditional locality, for "
+    "early, mid and late checkpoints of models trained on 1-3 objects. r: Pearson correlation with its 95% bootstrap "
+    "interval over points."
+)
+
+
+def _bootstrap(x: np.ndarray, y: np.ndarray, draws: int = 2000) -> dict:
+    random, values = np.random.default_rng(0), []
+    for _ in range(draws):
+        pick = random.integers(0, len(x), len(x))
+        if np.ptp(x[pick]) > 0 and np.ptp(y[pick]) > 0:
+            values.append(pearsonr(x[pick], y[pick]).statistic)
+    return {"low": float(np.quantile(values, 0.025)), "high": float(np.quantile(values, 0.975))}
+
+
+def draw_scatter(points: list[dict], numbers: dict) -> Figure:
+    figure = new_figure(6, 4.2)
+    axes = figure.subplots()
+    for experiment in dict.fromkeys(p["experiment"] for p in points):
+        own = [p for p in points if p["experiment"] == experiment]
+        xs, ys = [p["conditional_locality"] for p in own], [p["length"] for p in own]
+        axes.plot(xs, ys, "-", color=COLORS[experiment], lw=0.8, alpha=0.6)
+        for stage, size in (("early", 20), ("mid", 45), ("late", 90)):
+            at = [i for i, p in enumerate(own) if p["stage"] == stage]
+            axes.scatter([xs[i] for i in at], [ys[i] for i in at], s=size, color=COLORS[experiment], edgecolor="white",
+                         label=experiment if stage == "late" else None, zorder=3)  # fmt: skip
+    axes.axhline(0, color="#bbbbbb", lw=0.8)
+    axes.set(xlabel="conditional locality", ylabel="K_max minus trained count")
+    if "pearson" in numbers:
+        axes.set_title(
+            f"r = {numbers['pearson']:.2f} [{numbers['low']:.2f}, {numbers['high']:.2f}], n = {numbers['n']}"
+        )
+    axes.legend(frameon=False, fontsize=8, title="small: early, large: late", title_fontsize=8)
+    return figure
+
+
+STEPS = [
+    Step("fig2", "locality maps and metrics over the noise schedule", "v1 Fig 2, 3, 10; v2 Fig 2", fig2, mapped, 1,
+         cost=150, sources=SOURCES),
+    Step("scatter", "length generalization against conditional locality", "v2 Fig 2 right", scatter, scattered, 3,
+         cost=300, sources=(*SOURCES, *COUNT_SOURCES)),
+]  # fmt: skip

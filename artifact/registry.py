@@ -1,0 +1,10 @@
+"""All steps, in the order they run: cheap ones that need no weights first, so that mistakes show early."""
+
+from __future__ import annotations
+
+from artifact import cifar, color, conditioning, locality, samples, sdxl, tables, theory
+
+STEPS = [
+    *theory.STEPS, *conditioning.STEPS, *samples.STEPS, *tables.STEPS, *locality.STEPS, *color.STEPS, *cifar.STEPS,
+    *sdxl.STEPS,
+]  # fmt: skip

@@ -1,0 +1,193 @@
+"""report.html (one self-contained file) and report.md: claims first, then every figure, then how it was made."""
+
+from __future__ import annotations
+
+import base64
+import html
+import importlib.metadata
+import os
+import platform
+import shutil
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+import lcs
+from artifact.claims import Verdict, as_rows
+from artifact.context import Settings
+from artifact.steps import Checkpoint, Output, Step
+from lcs import weights
+from lcs.data.files import atomic_write, write_json
+from lcs.evaluation import to_markdown
+
+PACKAGES = ("torch", "numpy", "diffusers", "transformers", "accelerate", "numba", "matplotlib")
+KEPT_WIDTH = 1100  # pixels of the pictures that the app shows
+COLORS = {"came out": "#1a7f37", "partly": "#9a6700", "not": "#b3261e", "not run": "#6b6b6b"}
+
+
+def command(step: str, facts: dict) -> str:
+    """What redoes one step alone."""
+    settings = facts["settings"]
+    samples = f" --samples {settings['samples']}" if settings["samples"] else ""
+    return (f"python -m lcs artifact --only {step} --scale {settings['scale']} --effort {settings['effort']['name']}"
+            f" --seed {settings['seed']}{samples} --out {facts['out']}")  # fmt: skip
+
+
+def environment(chosen: dict, settings: Settings, wanted: list[Checkpoint], seconds: float) -> dict:
+    """Everything a reader needs to judge or redo the numbers."""
+    used = {c.key: settings.sha256(c) for c in wanted if settings.root_of(c) is not None}
+    return {
+        "settings": chosen, "out": str(settings.out), "seconds": round(seconds, 1),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"), "lcs": lcs.__version__,
+        "python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "device": torch.cuda.get_device_name() if settings.device.startswith("cuda") else settings.device,
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "weights": used, "counter": weights.read_manifest(weights.WEIGHTS).get("counter", {}).get("sha256"),
+        "missing": sorted(c.key for c in wanted if settings.root_of(c) is None),
+    }  # fmt: skip
+
+
+def write(
+    out: Path,
+    steps: list[Step],
+    results: dict[str, Output],
+    failures: dict[str, str],
+    verdicts: list[Verdict],
+    facts: dict,
+) -> None:
+    data = {"claims": as_rows(verdicts), "environment": facts, "failures": failures,
+            "steps": {name: asdict(output) for name, output in results.items()}}  # fmt: skip
+    write_json(out / "results.json", data)
+    for name, text in (
+        ("report.md", as_markdown(steps, results, failures, verdicts, facts)),
+        ("report.html", as_html(out, steps, results, failures, verdicts, facts)),
+    ):
+        with atomic_write(out / name) as path:
+            path.write_text(text)
+
+
+def keep_small(out: Path, keep: Path, steps: list[Step], results: dict[str, Output], verdicts: list[Verdict]) -> None:
+    """Claims and pictures, small enough for the repository: what the app and the README show."""
+    shutil.rmtree(keep, ignore_errors=True)
+    keep.mkdir(parents=True)
+    figures = []
+    for step in steps:
+        for item in results[step.name].figures if step.name in results else ():
+            file = f"{step.name}-{item['file']}" if not item["file"].startswith(step.name) else item["file"]
+            picture = Image.open(out / step.name / item["file"]).convert("RGB")
+            picture.thumbnail((KEPT_WIDTH, 4 * KEPT_WIDTH))
+            picture.quantize(128).save(keep / file, optimize=True)
+            figures.append({"name": step.name, "title": step.title, "caption": item["caption"], "file": file,
+                            "command": f"python -m lcs artifact --only {step.name}",
+                            "seconds": results[step.name].seconds})  # fmt: skip
+        for item in results[step.name].tables if step.name in results else ():
+            shutil.copyfile(out / step.name / item["file"], keep / f"{step.name}-{item['file']}")
+    write_json(keep / "claims.json", as_rows(verdicts))
+    write_json(keep / "figures.json", figures)
+
+
+# ---- Markdown -------------------------------------------------------------------------------------
+
+
+def as_markdown(steps, results, failures, verdicts, facts) -> str:
+    lines = ["# Artifact report", "", headline(facts), "", "## Claims", ""]
+    lines.append(to_markdown([_claim_row(v) for v in verdicts]))
+    for step in steps:
+        lines += [f"## {step.name}: {step.title}", "", f"{step.paper}. `{command(step.name, facts)}`", ""]
+        if step.name not in results:
+            lines += [f"Not drawn: {failures.get(step.name, '')}", ""]
+            continue
+        output = results[step.name]
+        lines += [f"{output.seconds:g} s." + (f" Missing: {', '.join(output.missing)}." if output.missing else ""), ""]
+        for item in output.tables:
+            path = Path(facts["out"]) / step.name / item["file"]
+            lines += [item["caption"], "", path.read_text()]
+        for item in output.figures:
+            lines += [f"![{step.name}]({step.name}/{item['file']})", "", item["caption"], ""]
+    lines += ["## How it was made", "", *[f"- {name}: {value}" for name, value in _flat(facts)]]
+    return "\n".join(lines) + "\n"
+
+
+def headline(facts: dict) -> str:
+    settings = facts["settings"]
+    return (f"lcs {facts['lcs']}, scale {settings['scale']}, effort {settings['effort']['name']}, seed "
+            f"{settings['seed']}; {facts['seconds'] / 60:.1f} minutes on {facts['machine']}, {facts['device']}; "
+            f"{facts['made']}.")  # fmt: skip
+
+
+def _claim_row(v: Verdict) -> dict:
+    return {"claim": v.claim, "paper": v.paper, "ours": v.ours, "95% interval": v.interval, "verdict": v.verdict,
+            "rule": v.rule}  # fmt: skip
+
+
+def _flat(facts: dict) -> list[tuple[str, str]]:
+    pairs = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{k} {v}" for k, v in value.items())
+        elif isinstance(value, list):
+            value = ", ".join(map(str, value)) or "nothing"
+        pairs.append((name, str(value)))
+    return pairs
+
+
+# ---- HTML -----------------------------------------------------------------------------------------
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; margin: 1rem 0; display: block; overflow-x: auto; }
+th, td { border-bottom: 1px solid #8884; padding: .35rem .5rem; text-align: left; vertical-align: top; }
+th { border-bottom: 2px solid #8888; }
+figure { margin: 1.5rem 0; } figure img { width: 100%; background: white; border-radius: 4px; }
+figcaption, .rule, .note { font-size: 14px; opacity: .8; }
+code { font-size: 13px; background: #8882; padding: .1rem .3rem; border-radius: 3px; overflow-wrap: anywhere; }
+.verdict { font-weight: 600; white-space: nowrap; } nav a { margin-right: .8rem; white-space: nowrap; }
+h2 { margin-top: 2.5rem; border-top: 1px solid #8884; padding-top: 1rem; }
+"""
+
+
+def as_html(out: Path, steps, results, failures, verdicts, facts) -> str:
+    e = html.escape
+    parts = [f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+             f"<title>lcs artifact report</title><style>{STYLE}</style>",
+             "<h1>Local mechanisms of compositional generalization: artifact report</h1>",
+             f"<p class=note>{e(headline(facts))}</p>",
+             "<nav>" + "".join(f"<a href='#{s.name}'>{s.name}</a>" for s in steps) + "</nav>",
+             "<h2 id=claims>Claims</h2>",
+             "<table><tr><th>claim<th>paper<th>ours<th>95% interval<th>verdict</tr>"]  # fmt: skip
+    for v in verdicts:
+        parts.append(f"<tr><td>{e(v.claim)}<div class=rule>{e(v.rule)}</div><td>{e(v.paper)}<td>{e(v.ours)}"
+                     f"<td>{e(v.interval)}<td class=verdict style='color:{COLORS[v.verdict]}'>{e(v.verdict)}"
+                     "</tr>")  # fmt: skip
+    parts.append("</table>")
+    for step in steps:
+        parts.append(f"<h2 id='{step.name}'>{e(step.name)}: {e(step.title)}</h2>")
+        parts.append(f"<p class=note>{e(step.paper)} &middot; <code>{e(command(step.name, facts))}</code></p>")
+        if step.name not in results:
+            parts.append(f"<p>Not drawn: {e(failures.get(step.name, ''))}</p>")
+            continue
+        output = results[step.name]
+        missing = f" Missing checkpoints: {e(', '.join(output.missing))}." if output.missing else ""
+        parts.append(f"<p class=note>{output.seconds:g} s.{missing}</p>")
+        for item in output.tables:
+            parts.append(f"<p>{e(item['caption'])}</p>" + _html_table((out / step.name / item["file"]).read_text()))
+        for item in output.figures:
+            data = base64.b64encode((out / step.name / item["file"]).read_bytes()).decode()
+            alt = e(item["caption"][:120], quote=True)
+            parts.append(f"<figure><img alt='{alt}' src='data:image/png;base64,{data}'>")
+            parts.append(f"<figcaption>{e(item['caption'])}</figcaption></figure>")
+    parts.append("<h2 id=environment>How it was made</h2><table>")
+    parts += [f"<tr><td>{e(name)}<td>{e(value)}</tr>" for name, value in _flat(facts)]
+    return "".join(parts) + "</table></html>\n"
+
+
+def _html_table(markdown: str) -> str:
+    """A table written by `to_markdown`, as HTML."""
+    head, _, *rows = [[c.strip() for c in line.strip("|").split("|")] for line in markdown.strip().splitlines()]
+    cells = ["<table><tr>" + "".join(f"<th>{html.escape(c)}" for c in head) + "</tr>"]
+    cells += ["<tr>" + "".join(f"<td>{html.escape(c)}" for c in row) + "</tr>" for row in rows]
+    return "".join(cells) + "</table>"

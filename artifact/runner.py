@@ -1,0 +1,196 @@
+"""Runs the steps of the artifact: in order, each at most once per content, resumable, with times.
+
+A step's folder holds what it drew and `step.json` with the hash of all it depends on (weights, settings, code). If
+the hash is unchanged the step is not run again; a step works in a hidden folder that replaces the old one only when
+it is done, so a kill leaves either the old result or the new one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from artifact import claims, report
+from artifact.context import Context, Settings, code_hash, content_hash, settings_dict
+from artifact.registry import STEPS
+from artifact.steps import EFFORTS, Checkpoint, Output, Step
+from lcs import weights
+from lcs.data.files import read_json, sha256_of, write_json
+from lcs.errors import LcsError
+from lcs.experiments import get_scale
+from lcs.hub.client import HubError
+from lcs.hub.pull import pull, trainer
+
+HERE = Path(__file__).parent
+
+
+def run_artifact(
+    out: Path,
+    scale: str = "mini",
+    effort: str = "standard",
+    only: str | None = None,
+    source: str = "weights",
+    samples: int | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    data: Path | None = None,
+    root: Path = weights.WEIGHTS,
+    keep: Path | None = None,
+) -> bool:
+    """Runs everything, or the steps of `only`; True if every step was drawn from all the checkpoints it wants.
+
+    source: "weights" uses what is in `root`, "train" also trains what is missing (into `out`/weights). keep: a folder
+    for the small files that the app and the README show.
+    """
+    began = time.monotonic()
+    steps = choose_steps(only)
+    settings = check_settings(out, scale, effort, source, samples, device, seed, root)
+    wanted = list(dict.fromkeys(c for step in steps for c in step.needs(scale)))
+    check_hashes(settings, wanted)
+    acquire(settings, wanted, train=source == "train", data=data)
+    results: dict[str, Output] = {}
+    failures: dict[str, str] = {}
+    done = spent = 0.0
+    for i, step in enumerate(steps, 1):
+        left = sum(s.cost for s in steps[i - 1 :]) * (spent / done if done else _pace(settings))
+        print(f"[{i}/{len(steps)}] {step.name}: {step.title} (about {_clock(left)} left)", flush=True)
+        start = time.monotonic()
+        try:
+            results[step.name], fresh = run_step(step, settings)
+            took = results[step.name].seconds
+            note = f"{_clock(took)}" if fresh else f"unchanged (took {_clock(took)})"
+            for key in results[step.name].missing:
+                print(f"      missing: {key}")
+            if fresh:
+                done, spent = done + step.cost, spent + time.monotonic() - start
+        except LcsError as error:
+            failures[step.name] = str(error)
+            note = f"not drawn: {error}"
+        except MemoryError:
+            raise
+        except Exception as error:  # a defect of one step must not cost the others
+            failures[step.name] = f"{type(error).__name__}: {error}"
+            note = f"failed: {failures[step.name]}"
+            traceback.print_exc(file=sys.stderr)
+        print(f"      {note}", flush=True)
+    verdicts = claims.judge({name: result.numbers for name, result in results.items()}, scale)
+    total = time.monotonic() - began
+    facts = report.environment(settings_dict(settings), settings, wanted, total)
+    report.write(settings.out, steps, results, failures, verdicts, facts)
+    if keep is not None:
+        report.keep_small(settings.out, keep, steps, results, verdicts)
+    print(claims.as_text(verdicts))
+    complete = not failures and not any(r.missing for r in results.values())
+    print(f"{settings.out / 'report.html'}: {len(results)} of {len(steps)} steps in {_clock(total)}"
+          + ("" if complete else "; not everything could be drawn, see above"))  # fmt: skip
+    return complete
+
+
+def choose_steps(only: str | None) -> list[Step]:
+    if only is None:
+        return list(STEPS)
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    known = {step.name: step for step in STEPS}
+    if unknown := [name for name in names if name not in known]:
+        raise LcsError(f"unknown step {unknown[0]!r}; choose from {', '.join(known)}")
+    if not names:
+        raise LcsError(f"--only names no step; choose from {', '.join(known)}")
+    return [step for step in STEPS if step.name in names]
+
+
+def check_settings(out, scale, effort, source, samples, device, seed, root) -> Settings:
+    get_scale(scale)
+    if effort not in EFFORTS:
+        raise LcsError(f"unknown effort {effort!r}; choose from {', '.join(EFFORTS)}")
+    if source not in ("weights", "train"):
+        raise LcsError(f"--from {source!r} is unknown; choose weights or train")
+    if samples is not None and not 1 <= samples <= 100_000:
+        raise LcsError(f"--samples {samples} is not possible; allowed: 1..100000")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise LcsError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    out = Path(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".writable"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise LcsError(f"cannot write to {out}: {error.strerror or error}") from None
+    return Settings(scale, EFFORTS[effort], out, device, seed, samples, (Path(root), out / "weights"))
+
+
+def check_hashes(settings: Settings, wanted: list[Checkpoint]) -> None:
+    """Damaged weights stop the run before anything is drawn from them."""
+    for checkpoint in wanted:
+        root = settings.root_of(checkpoint)
+        if root is not None:
+            entry = weights.read_manifest(root)[checkpoint.key]
+            if sha256_of(root / entry["file"]) != entry["sha256"]:
+                raise LcsError(f"{root / entry['file']} does not match its sha256 in the manifest; fetch it again")
+
+
+def acquire(settings: Settings, wanted: list[Checkpoint], train: bool, data: Path | None) -> None:
+    """Pulls what was published, trains the rest if asked to; what is still missing is reported by the steps."""
+    for checkpoint in wanted:
+        if settings.root_of(checkpoint) is not None:
+            continue
+        home = settings.roots[0]
+        if "hub" in weights.read_manifest(home).get(checkpoint.key, {}):
+            try:
+                print(f"{checkpoint.key}: {pull(checkpoint.run, checkpoint.stage, home)}")
+                continue
+            except HubError as error:
+                print(f"{checkpoint.key}: {error}")
+        if train:
+            print(f"{checkpoint.key}: training it")
+            trainer(settings.out / "runs", checkpoint.stage, settings.out / "weights", data)(checkpoint.run)
+
+
+def run_step(step: Step, settings: Settings) -> tuple[Output, bool]:
+    """The step's output, and whether it was drawn now (False: nothing it depends on has changed)."""
+    folder, partial = settings.out / step.name, settings.out / f".{step.name}.partial"
+    needs = step.needs(settings.scale)
+    there = [c for c in needs if settings.root_of(c) is not None]
+    if len(there) < step.least:
+        lacking = next(c.key for c in needs if c not in there)
+        raise LcsError(
+            f"needs {step.least} of {len(needs)} checkpoints, {len(there)} are there; "
+            f"pull or train (--from train) the others, e.g. {lacking}"
+        )
+    key = content_hash([
+        step.name, settings_dict(settings), [(c.key, settings.sha256(c)) for c in there], [c.key for c in needs],
+        code_hash(step.sources, Path(sys.modules[step.make.__module__].__file__), HERE / "context.py"),
+    ])  # fmt: skip
+    if (folder / "step.json").exists():
+        stored = read_json(folder / "step.json")
+        files = [item["file"] for kind in ("figures", "tables") for item in stored["output"][kind]]
+        if stored["key"] == key and all((folder / name).exists() for name in files):
+            return Output(**stored["output"]), False
+    start = time.monotonic()
+    shutil.rmtree(partial, ignore_errors=True)
+    context = Context(settings, partial, needs, say=lambda text: print(f"      {text}", flush=True))
+    context.output.numbers = step.make(context)
+    context.output.seconds = round(time.monotonic() - start, 1)
+    write_json(partial / "step.json", {"key": key, "output": asdict(context.output)})
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    return context.output, True
+
+
+def _pace(settings: Settings) -> float:
+    """Seconds per second of `Step.cost` before anything has run."""
+    return {"quick": 0.2, "standard": 1.0, "full": 5.0}[settings.effort.name]
+
+
+def _clock(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.1f} min"

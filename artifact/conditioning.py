@@ -20,9 +20,8 @@ def fig9(context: Context) -> dict:
         scene = random_scene(seed, count)
         show(grid[r, 0], render([scene], 128, 128)[0][0], "scene" if r == 0 else "")
         for axes, conditioner in zip(grid[r, 1:], shown, strict=True):
-            show(axes, conditioner.picture(conditioner.encode(scene, context.settings.seed, seed)))
-            if r == 0:
-                axes.set_title(conditioner.name, fontsize=8)
+            label = conditioner.encode(scene, context.settings.seed, seed)
+            show(axes, conditioner.picture(label), conditioner.name if r == 0 else "")
     context.figure(
         "fig9", figure,
         "The same scenes and what each conditioner says of them. Grids mark the cells of labelled objects; the list "

@@ -10,7 +10,7 @@ from artifact.context import COUNT_SOURCES, Context
 from artifact.plots import COLORS, GRAY, new_figure, outline_square
 from artifact.steps import Checkpoint, Step
 from artifact.tables import summary
-from lcs.experiments import TEST_LOCATIONS, get_run
+from lcs.experiments import STAGED, TEST_LOCATIONS, get_run
 from lcs.locality import LocalityTrace, conditional_locality, trace_locality
 from lcs.training.batches import to_rgb
 
@@ -187,8 +187,10 @@ def draw_metrics(traces: list[tuple[Checkpoint, LocalityTrace]]) -> Figure:
 
 
 def scattered(scale: str) -> list[Checkpoint]:
-    return [Checkpoint(get_run(name, 3, scale), stage)
-            for name in (*MAPPED, "grid-random", "grid-drop-one") for stage in ("early", "mid", "late")]  # fmt: skip
+    """Every experiment with locations, trained on 1-3 objects; three of them also earlier in training."""
+    names = (*MAPPED, "grid-random", "grid-drop-one")
+    early = [Checkpoint(get_run(name, 3, scale), stage) for name in STAGED for stage in ("early", "mid")]
+    return early + [Checkpoint(get_run(name, 3, scale)) for name in names]
 
 
 def scatter(context: Context) -> dict:

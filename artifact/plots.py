@@ -26,8 +26,10 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def show(axes: Axes, image: np.ndarray, title: str = "") -> None:
-    axes.imshow(image, interpolation="nearest")
-    axes.set_axis_off()
+    axes.imshow(image)
+    axes.set_xticks([]), axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set(visible=True, color="#cccccc")
     if title:
         axes.set_title(title, fontsize=8)
 

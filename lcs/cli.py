@@ -131,7 +131,7 @@ def evaluate(
 
 @app.command()
 def artifact(
-    out: Annotated[Path, typer.Option(help="Folder for everything; run again to resume.")] = Path("out"),
+    out: Annotated[Path, typer.Option(envvar="LCS_OUT", help="Folder for all; run again to resume.")] = Path("out"),
     scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
     effort: Annotated[str, typer.Option(help="quick, standard or full: how many samples.")] = "standard",
     only: Annotated[str | None, typer.Option(help="Some steps, e.g. table1,fig2.")] = None,
@@ -231,6 +231,19 @@ def bench_locality_command(scale: str = "mini", json_: Json = False) -> None:
     from lcs.experiments import get_scale
 
     _finish(bench_locality(get_scale(scale)), json_)
+
+
+@bench_app.command("solver")
+def bench_solver_command(
+    experiment: Annotated[str, typer.Argument(help="A shipped experiment.")] = "grid-all",
+    objects: int = 3,
+    samples: int = 16,
+    json_: Json = False,
+) -> None:
+    """The multistep solver against Heun on a trained model, at equal, half and a quarter of the calls."""
+    from lcs.bench.solver import bench_solver
+
+    _finish(bench_solver(experiment, objects, samples), json_)
 
 
 def _finish(result: dict, as_json: bool) -> None:

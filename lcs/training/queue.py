@@ -14,7 +14,7 @@ from pathlib import Path
 from lcs import weights
 from lcs.data.cifar import CifarImages
 from lcs.data.shards import RenderedScenes, StreamedScenes
-from lcs.experiments import Run
+from lcs.experiments import STAGED, WARM_OBJECTS, Run
 from lcs.training.trainer import TrainSettings, is_finished, train
 
 
@@ -73,4 +73,6 @@ def train_all(
                     continue
                 train(run, open_source(run, data, cifar), folder, seed, settings, warm)
                 if ship and is_finished(folder, run):
-                    weights.export(run, folder)
+                    staged = run.experiment.name in STAGED and run.objects == WARM_OBJECTS
+                    for stage in weights.STAGES if staged else ("late",):
+                        weights.export(run, folder, stage)

@@ -41,6 +41,18 @@ def make_weights(root: Path, runs=RUNS) -> Path:
     return root
 
 
+def make_pipeline(root: Path) -> bool:
+    """A random mini-sdxl beside the weights; False where the study is not installed."""
+    try:
+        from lcs.sdxl.build import MiniSettings, build_pipeline
+        from lcs.sdxl.package import export_mini
+    except ImportError:
+        return False
+    settings = MiniSettings(vae_channels=(8, 8, 8), unet_channels=(16, 32, 64), text_layers=2)
+    export_mini(build_pipeline(settings), settings, 0, {}, root)
+    return True
+
+
 def make_results(folder: Path) -> Path:
     """Claims and figures as the artifact stores them, and two entries that try to leave the folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +77,8 @@ def start() -> str:
     os.environ["HF_TOKEN"] = CANARY
     from lcs.app.page import build, launch_options, make_site
 
-    demo = build(make_site(make_weights(folder / "weights"), "mini", make_results(folder / "results")))
+    make_pipeline(make_weights(folder / "weights"))
+    demo = build(make_site(folder / "weights", "mini", make_results(folder / "results")))
     _, url, _ = demo.launch(
         server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options()
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from app_site import CANARY, call, start
 from gradio_client import Client, handle_file
 
-from lcs.app import checks, page
+from lcs.app import checks, page, sdxl
 
 REPO = Path(__file__).parents[1]
 GOOD = ["grid-all", 3, "0.65,0.65; 0.25,0.65", 0, 2, "dpmpp_2m", 1]  # of /sample
@@ -76,9 +77,14 @@ def test_an_unknown_second_model_or_a_mixture_of_kinds_is_refused(url):
 
 
 def test_a_cancelled_job_frees_the_lane(client):
-    slow = client.submit("grid-single-local", 3, "0.65,0.65", 0, 64, "heun", 8, api_name="/sample")
+    began = time.process_time()  # of this process, which is also the server
+    slow = client.submit("grid-all", 3, "0.65,0.65", 0, 64, "heun", 8, api_name="/sample")
+    while not slow.outputs():  # it runs
+        time.sleep(0.05)
     slow.cancel()
-    assert client.submit(*GOOD, api_name="/sample").result(timeout=60)
+    assert client.submit(*GOOD, api_name="/sample").result(timeout=300)
+    assert len(slow.outputs()) < 64
+    assert time.process_time() - began < 8  # all 64 steps would take longer
 
 
 # ---- abuse ----------------------------------------------------------------------------------------
@@ -124,14 +130,19 @@ def test_nasty_values_of_the_other_endpoints(url, name, values):
 
 def test_too_few_and_too_many_values_do_no_harm(url):
     for values in ([], GOOD[:3], GOOD + [1, 2, 3]):
-        _, _, data = call(url, "sample", values)
-        assert not LEAKS.search(json.dumps(data))
+        _, event, data = call(url, "sample", values)
+        assert event == "complete" or not LEAKS.search(json.dumps(data))
     assert call(url, "sample", GOOD)[1] == "complete"
 
 
-def test_private_handlers_cannot_be_called_by_name(url):
+def test_helpers_that_are_called_by_name_check_their_values_too(url):
+    """They are hidden from the API's page, but whoever guesses the name can call them."""
     for name in ("clicked", "typed", "counted", "restore", "chosen", "fill", "load_figures", "on_click"):
-        assert httpx.post(f"{url}/gradio_api/call/{name}", json={"data": []}).status_code >= 400
+        for value in (float("nan"), "../../etc/passwd", {"path": "/etc/passwd"}, None):
+            _, event, data = call(url, name, [value] * 5)
+            assert event in ("error", "refused", "complete"), (name, value)
+            assert event == "complete" or not LEAKS.search(json.dumps(data)), (name, value, data)
+    assert call(url, "sample", GOOD)[1] == "complete"
 
 
 def test_no_file_outside_the_cache_is_served(url):
@@ -155,10 +166,13 @@ def test_large_requests_are_refused_before_they_are_read(url):
     assert httpx.post(f"{url}/gradio_api/call/sample", content=big).status_code == 413
     assert httpx.post(f"{url}/gradio_api/upload", files={"files": ("a.bin", big)}).status_code == 413
 
-    def chunks():
-        yield b"x"
+    def chunks(count: int):
+        for _ in range(count):
+            yield b"x" * 10_000
 
-    assert httpx.post(f"{url}/gradio_api/call/sample", content=chunks()).status_code == 413
+    assert httpx.post(f"{url}/gradio_api/call/sample", content=chunks(30)).status_code in (400, 413)
+    small = iter([json.dumps({"data": GOOD}).encode()])  # a proxy may send it so
+    assert httpx.post(f"{url}/gradio_api/call/sample", content=small).status_code == 200
 
 
 def test_the_queue_cannot_be_skipped(url):
@@ -185,8 +199,49 @@ def test_thirty_visitors_at_once_get_an_answer_or_a_refusal(url):
     assert call(url, "sample", GOOD)[1] == "complete"
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("sdxl", ["mini-sdxl", "a red cube", 0, 2, float("nan"), False]),
+        ("sdxl", ["mini-sdxl", "x" * 500, 0, 2, 3.0, False]),
+        ("sdxl", ["mini-sdxl", "", 0, 2, 3.0, False]),
+        ("sdxl", ["../../etc", "a red cube", 0, 2, 3.0, False]),
+        ("sdxl", ["mini-sdxl", "a red cube", 0, 2, 3.0, "yes"]),
+        ("sdxl", ["mini-sdxl", "a red cube", 0, 2, 3.0, True]),  # no left and right: no regions
+        ("sdxl_words", ["mini-sdxl", "the", 0, 2, 3.0, 0.5, 0.5]),  # no word that counts
+        ("sdxl_words", ["mini-sdxl", "a red cube", 0, 2, 3.0, 2, 0.5]),
+        ("sdxl_concepts", ["mini-sdxl", ["red"], 2]),
+        ("sdxl_concepts", ["mini-sdxl", ["red", "<b>"], 2]),
+        ("sdxl_concepts", ["mini-sdxl", "red", 2]),
+    ],
+)
+def test_nasty_prompts_are_refused(url, client, name, values):
+    _needs_sdxl(client)
+    _, event, data = call(url, name, values)
+    assert event == "error"
+    assert not LEAKS.search(json.dumps(data))
+
+
+def _needs_sdxl(client) -> None:
+    if "/sdxl" not in client.view_api(return_format="dict", print_info=False)["named_endpoints"]:
+        pytest.skip("the SDXL study is not installed")
+
+
+def test_prompts_are_drawn_explained_and_escaped(client):
+    _needs_sdxl(client)
+    prompt = "a red cube on the left and a <img src=x> sphere on the right"
+    shown, _, data, png, _ = client.predict("mini-sdxl", prompt, 0, 2, 3.0, True, api_name="/sdxl")
+    assert shown.count("<figure") == 2
+    assert data["prompt"] == prompt
+    assert Path(png).read_bytes()[:4] == b"\x89PNG"
+    words, numbers = client.predict("mini-sdxl", prompt, 0, 2, 3.0, 0.25, 0.5, api_name="/sdxl_words")
+    assert "<img" not in words
+    assert "cube" in numbers["influence"]["high noise"]
+    matrix = client.predict("mini-sdxl", ["red", "blue", "cube"], 2, api_name="/sdxl_concepts")[2]
+    assert all(len(layer) == 3 for layer in matrix["layers"].values())
+
+
 def test_limits_of_the_page_are_those_of_the_checks(client):
-    config = client.config["components"]
-    sliders = {c["props"]["label"]: c["props"]["maximum"] for c in config if c["type"] == "slider"}
-    assert sliders["Steps"] == checks.MAX_STEPS
-    assert sliders["Samples"] == checks.MAX_SAMPLES
+    sliders = [c["props"] for c in client.config["components"] if c["type"] == "slider"]
+    assert {s["maximum"] for s in sliders if s["label"] == "Steps"} <= {checks.MAX_STEPS, sdxl.MAX_STEPS}
+    assert {s["maximum"] for s in sliders if s["label"] == "Samples"} == {checks.MAX_SAMPLES}

@@ -21,7 +21,7 @@ from lcs.experiments import EXPERIMENTS, Experiment
 QUICK = {"queue": False, "api_visibility": "private", "preprocess": False, "show_progress": "hidden"}  # of clicks
 
 # Sends clicks on a board to the server, as fractions of it or as a colour, and shows the cell under the pointer.
-_BOARD_JS = """
+BOARD_JS = """
 element.addEventListener('click', (e) => {
   const color = e.target.closest('[data-color]');
   if (color) { trigger('click', {color: color.dataset.color, less: color.dataset.less === '1'}); return; }
@@ -145,7 +145,7 @@ def first_conditions(experiment, count: int):
 
 
 def board(elem_id: str) -> gr.HTML:
-    return gr.HTML(board_html((), False), js_on_load=_BOARD_JS, elem_id=elem_id, padding=False)
+    return gr.HTML(board_html((), False), js_on_load=BOARD_JS, elem_id=elem_id, padding=False)
 
 
 def after_click(event: dict, written, experiment) -> checks.Conditions:

@@ -34,7 +34,7 @@ EXAMPLES = (
 @gpu
 def _run(models: Models, request: Request) -> Iterator[tuple]:
     """(cards, status, JSON, PNG button, JSON button), live."""
-    keep, shown = gr.skip(), False
+    keep = gr.skip()
     for event in stream(lambda emit: draw_samples(models, request, emit)):
         if isinstance(event, Done):
             result = event.result
@@ -44,7 +44,6 @@ def _run(models: Models, request: Request) -> Iterator[tuple]:
             return
         step, images = event
         said = draw.progress(step / request.steps, f"step {step} of {request.steps}" if step else "loading the model")
-        shown = shown or images is not None
         cards = keep if images is None else preview_cards(request, images)
         yield cards, said, keep, keep, keep
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import gradio as gr
 import torch
 from starlette.middleware import Middleware
 
 from lcs.app import checks, compare, length, locality, results, sdxl
-from lcs.app.inputs import QUICK, Linked, Site
+from lcs.app.inputs import QUICK, Linked, Site, press
 from lcs.app.models import Models
 from lcs.app.style import CSS, theme
 from lcs.errors import LcsError
@@ -59,8 +60,10 @@ def build(site: Site | None = None, threads: int = 1) -> gr.Blocks:
         linked = []
         with gr.Tabs(elem_id="tabs", overflow_behavior="wrap") as tabs:
             for module, title in _TABS:
-                with gr.Tab(title, id=module.TAB, elem_id=f"tab-{module.TAB}", render_children=True):
+                with gr.Tab(title, id=module.TAB, elem_id=f"tab-{module.TAB}", render_children=True) as tab:
                     linked.append(module.build(site))
+                if module is results:  # its figures load when somebody looks
+                    tab.select(None, js=press(f"{results.TAB}-show"), api_visibility="private")
         linked = [one for one in linked if one is not None]
         query = gr.Textbox(visible="hidden", elem_id="query")
         restored = demo.load(
@@ -108,8 +111,6 @@ _WORDS = ("experiment", "other", "solver", "pair", "model")
 
 def parse_query(query) -> dict:
     """The values of a link that are possible; anything else is dropped, so a broken link still opens the page."""
-    from urllib.parse import parse_qsl
-
     pairs = parse_qsl(checks.text(query or "", "the link", 2000).lstrip("?"), max_num_fields=40)
     found: dict = {}
     for name, value in pairs:
@@ -131,27 +132,50 @@ def parse_query(query) -> dict:
     return found
 
 
+class _TooLarge(Exception):
+    """A body that grew beyond the limit."""
+
+
 class LimitBody:
-    """Refuses large requests before anything reads them; the widgets never send more than a few kB."""
+    """Refuses large requests before they fill the memory; the widgets never send more than a few kB."""
 
     def __init__(self, app, limit: int = BODY_BYTES):
         self.app, self.limit = app, limit
 
     async def __call__(self, scope, receive, send):
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             await self.app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        length = headers.get(b"content-length", b"0")
-        chunked = headers.get(b"transfer-encoding", b"") != b""
-        if scope["method"] not in ("GET", "HEAD") and (chunked or not length.isdigit() or int(length) > self.limit):
-            body = b'{"detail":"the request is too large"}'
-            start = {"type": "http.response.start", "status": 413,
-                     "headers": [(b"content-type", b"application/json"), (b"connection", b"close")]}  # fmt: skip
-            await send(start)
-            await send({"type": "http.response.body", "body": body})
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self.limit:
+            await _refuse(send)
             return
-        await self.app(scope, receive, send)
+        seen, answered = 0, False
+
+        async def counted():  # a body sent in chunks announces no length
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self.limit:
+                raise _TooLarge
+            return message
+
+        async def noted(message):
+            nonlocal answered
+            answered = True
+            await send(message)
+
+        try:
+            await self.app(scope, counted, noted)
+        except _TooLarge:
+            if not answered:
+                await _refuse(send)
+
+
+async def _refuse(send) -> None:
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": b'{"detail":"the request is too large"}'})
 
 
 def launch_options() -> dict:

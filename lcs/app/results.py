@@ -121,9 +121,13 @@ def build(site: Site) -> Linked:
         found = figures(site.results)
         return gr.Gallery(value=found, visible=bool(found))
 
-    refresh = gr.Button("Show the figures", size="sm", elem_id=f"{TAB}-show", visible=bool(_any_figure(site.results)))
+    refresh = gr.Button("Show the figures", size="sm", elem_id=f"{TAB}-show", visible=_any_figure(site.results))
     refresh.click(load_figures, None, gallery, **QUICK)
-    return Linked(TAB, {}, [claims], lambda query: [claims_html(site.results)], "")
+
+    def restore(_query: dict) -> list:
+        return [claims_html(site.results), gr.Button(visible=_any_figure(site.results))]
+
+    return Linked(TAB, {}, [claims, refresh], restore, f"{TAB}-show")
 
 
 def _any_figure(folder: Path) -> bool:

@@ -70,6 +70,7 @@ CSS = """
 .cards.n2, .cards.n3, .cards.n4 { grid-template-columns: repeat(2, minmax(0, 1fr)); }
 .cards.n9, .cards.n13 { grid-template-columns: repeat(auto-fill, minmax(118px, 1fr)); }
 .over { margin: 0 0 6px; font-size: .95rem; font-weight: 600; }
+.over.below { margin-top: 12px; }
 .card { margin: 0 !important; border-radius: 12px; overflow: hidden; border: 1px solid var(--border-color-primary);
   background: var(--block-background-fill); }
 .card .picture { width: 100%; height: auto; display: block; }
@@ -99,6 +100,13 @@ CSS = """
   padding: 5px 10px; border-radius: 8px; background: var(--block-background-fill); }
 .missing { font-size: .83rem; color: var(--body-text-color-subdued); line-height: 1.5; }
 .missing summary { cursor: pointer; }
+
+/* words of a prompt */
+.board.plain { max-width: none; border: 0; border-radius: 0; background: none; }
+.bar { position: relative; height: 20px; margin: 2px 0; border-radius: 5px; overflow: hidden;
+  background: var(--background-fill-secondary); }
+.bar i { position: absolute; inset: 0 auto 0 0; background: var(--color-accent); opacity: .45; }
+.bar span { position: relative; z-index: 1; font-size: .78rem; line-height: 20px; padding: 0 7px; }
 
 /* locality */
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 14px; }
@@ -137,7 +145,8 @@ CSS = """
 .badge.yes { background: #1b8a57; } .badge.partly { background: #b97f00; } .badge.no { background: #c0392b; }
 .matrix { border-collapse: collapse; font-size: .78rem; }
 .matrix td, .matrix th { padding: 4px 6px; text-align: center; }
-.matrix th { font-weight: 500; }
+.matrix th { font-weight: 500; background: none !important; }
+.matrix, .matrix td, .matrix th, .matrix tr { border: 0 !important; }
 .matrix td { min-width: 38px; border-radius: 4px; }
 
 @media (max-width: 640px) {

@@ -7,6 +7,7 @@ largest value while `clients` visitors ask for samples at the same moment.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -80,8 +81,6 @@ def _load(url: str, process: psutil.Process, grid: list, clients: int) -> dict:
 
 def _call(url: str, endpoint: str, values: list) -> tuple[str, list | None]:
     """("complete", outputs), ("busy", None) if the queue is full, or what went wrong."""
-    import json
-
     with httpx.Client(timeout=600) as client:
         sent = client.post(f"{url}/gradio_api/call/{endpoint}", json={"data": values})
         if sent.status_code != 200:

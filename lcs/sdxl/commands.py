@@ -1,0 +1,89 @@
+"""The verb `sdxl`: the study of an SDXL-class model; `sdxl train` makes mini-sdxl. `register` adds them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lcs.errors import LcsError
+
+Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves the default.")]
+
+sdxl_app = typer.Typer(
+    invoke_without_command=True,
+    help="Pixel-space and feature-space study of an SDXL-class model; `train` makes the one shipped here.",
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(sdxl_app, name="sdxl")
+
+
+@sdxl_app.callback()
+def sdxl_command(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="mini-sdxl, a diffusers folder, or a Hub repository.")] = "mini-sdxl",
+    out: Annotated[Path, typer.Option(help="Folder of figures, tables and numbers.")] = Path("out/sdxl"),
+    effort: Annotated[str, typer.Option(help="quick (1 minute on mini-sdxl), standard (5) or full.")] = "standard",
+    offload: Annotated[bool, typer.Option(help="Keep on the GPU only the part at work.")] = False,
+    threads: Threads = 0,
+    json_: Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line.")] = False,
+) -> None:
+    """Run every analysis on a model: gradients, words, hidden states, attention, composition, intervention."""
+    if context.invoked_subcommand is not None:
+        return
+    from lcs.sdxl.study import EFFORTS  # after the parser: torch and diffusers take seconds
+
+    if effort not in EFFORTS:
+        raise LcsError(f"unknown effort {effort!r}; choose from {', '.join(EFFORTS)}")
+    import torch
+
+    from lcs.sdxl.study import run_study, to_markdown
+
+    if threads:
+        torch.set_num_threads(threads)
+    result = run_study(model, out, effort, offload)
+    for name, rows in result["tables"].items():
+        print(f"\n{name}\n{to_markdown(rows)}")
+    print(f"\n{out}: {len(result['figures'])} figures as PNG and PDF, sdxl-tables.json, sdxl-numbers.json")
+    if json_:
+        print(json.dumps(result["numbers"]))
+
+
+@sdxl_app.command("train")
+def train_command(
+    out: Annotated[Path, typer.Option(help="Folder of the run; resumed if something is there.")],
+    data: Annotated[
+        Path | None, typer.Option(help="64 px scenes by `lcs render --size 64`; without it they are streamed.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples to train on; may change until the rate falls.")] = None,
+    seed: Annotated[int, typer.Option()] = 0,
+    threads: Threads = 0,
+    checkpoint_seconds: Annotated[float, typer.Option(help="How much work a kill may lose.")] = 120.0,
+    stop_after: Annotated[int | None, typer.Option(help="Leave after this many samples; resume later.")] = None,
+    ship: Annotated[bool, typer.Option(help="Measure it and write weights/mini-sdxl.")] = False,
+) -> None:
+    """Train mini-sdxl: autoencoder, text encoders and U-Net; run the same command again to resume."""
+    from dataclasses import replace
+
+    import torch
+
+    from lcs.sdxl.build import MiniSettings
+    from lcs.sdxl.training import train_mini
+
+    if threads:
+        torch.set_num_threads(threads)
+    settings = replace(MiniSettings(), seed=seed)
+    if samples is not None:
+        settings = replace(settings, samples=samples)
+    pipe, seen = train_mini(out, data, settings, checkpoint_seconds, stop_after)
+    print(f"{out}: {seen} samples seen")
+    if ship:
+        from lcs.sdxl.measure import measure_mini
+        from lcs.sdxl.package import export_mini
+
+        folder = export_mini(pipe, settings, seen, measure_mini(pipe))
+        print(f"{folder}: written")

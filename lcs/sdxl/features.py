@@ -1,0 +1,211 @@
+"""Feature-space structure of an SDXL-class model: hidden states and attention maps of every block.
+
+Each concept's prompt is drawn from the same seeds as the empty prompt. A concept's vector at a layer is the mean over
+seeds of what the layer computes for its prompt, minus the same for the empty prompt (the paper's mean difference),
+flattened. Cosines between these vectors show which concepts share directions: high within a category and low
+between categories is what composition in feature space asks for (the F-LCS heuristic).
+
+hidden states   post-FFN output of every BasicTransformerBlock, at high noise (v2 Fig 5)
+attention       the cross-attention map of the concept's one token (end of text for the empty prompt), at high, mid
+                and low noise (v1 Fig 7 and 13)
+latent, pixel   the finished sample: output spaces to compare with
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lcs.errors import LcsError
+from lcs.sdxl.concepts import Composition, Concept, Subject
+from lcs.sdxl.hooks import capture_attention, capture_states, cross_attentions, group_of, transformer_blocks
+from lcs.sdxl.sampling import Pipe, Step, decode, encode, initial_noise, sample
+from lcs.sdxl.words import token_index
+
+
+def cosine_matrix(vectors: np.ndarray) -> np.ndarray:
+    """[P, P] from [P, D]; a zero vector has cosine 0 with everything."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
+    return unit @ unit.T
+
+
+def within_between(cosines: np.ndarray, categories: Sequence[str]) -> tuple[float, float]:
+    """Mean cosine of different concepts of the same category, and of different categories."""
+    same = np.equal.outer(np.asarray(categories), np.asarray(categories))
+    off = ~np.eye(len(cosines), dtype=bool)
+    if not (same & off).any() or not (~same).any():
+        raise LcsError("need at least two categories, and one of them with at least two concepts")
+    return float(cosines[same & off].mean()), float(cosines[~same].mean())
+
+
+@dataclass(frozen=True)
+class FeatureStudy:
+    """P concepts, B blocks, A attention layers (one per block), T noise levels of the attention maps."""
+
+    concepts: tuple[Concept, ...]
+    blocks: tuple[str, ...]  # names of the transformer blocks, in running order
+    hidden: np.ndarray  # [B, P, P] cosines of hidden states
+    attention: np.ndarray  # [T, A, P, P] cosines of the concepts' attention maps
+    attention_steps: tuple[int, ...]  # from 0
+    latent: np.ndarray  # [P, P]
+    pixel: np.ndarray  # [P, P]
+    composed: dict[str, np.ndarray]  # "red+cube: red" -> [P, A]: composed map against every concept's own, high noise
+    samples: np.ndarray  # uint8 [P, H, W, 3]: the first seed of each concept
+
+    @property
+    def categories(self) -> list[str]:
+        return [c.category for c in self.concepts]
+
+    def group(self, name: str, space: str = "hidden") -> np.ndarray:
+        """Cosines averaged over the blocks of 'down', 'mid' or 'up'."""
+        stack = self.hidden if space == "hidden" else self.attention[0]
+        return stack[[group_of(b) == name for b in self.blocks]].mean(0)
+
+    def table(self) -> list[dict]:
+        """Within, between, their gap and ratio for block groups and output spaces."""
+        spaces = {f"{g} blocks": self.group(g) for g in ("down", "mid", "up")}
+        rows = []
+        for name, cosines in {**spaces, "latent": self.latent, "pixel": self.pixel}.items():
+            within, between = within_between(cosines, self.categories)
+            rows.append({"space": name, "within": within, "between": between, "gap": within - between,
+                         "ratio": ratio(within, between)})  # fmt: skip
+        return rows
+
+    def ratios(self) -> np.ndarray:
+        """[B]: within / between per block; NaN where the denominator is not positive."""
+        return np.array([ratio(*within_between(c, self.categories)) for c in self.hidden])
+
+    def gaps(self) -> np.ndarray:
+        """[B]: within - between per block: unlike the ratio it exists everywhere."""
+        pairs = [within_between(c, self.categories) for c in self.hidden]
+        return np.array([a - b for a, b in pairs])
+
+    def shown(self, names: Sequence[str], cosines: np.ndarray) -> np.ndarray:
+        index = [[c.name for c in self.concepts].index(n) for n in names]
+        return cosines[np.ix_(index, index)]
+
+
+def ratio(within: float, between: float) -> float:
+    """within / between; NaN unless `between` is clearly positive, because the ratio means nothing there."""
+    return within / between if between > 0.01 else float("nan")
+
+
+def concept_cosines(
+    pipe: Pipe, prompts: Sequence[str], seeds: Sequence[int] = (0, 1, 2, 3), block: str | None = None, steps: int = 15
+) -> np.ndarray:
+    """For the app: [P, P] cosines of mean differences of one block's hidden states (the first of the middle by
+    default) at the first step."""
+    names = [block or next(n for n in transformer_blocks(pipe.unet) if group_of(n) == "mid")]
+    vectors = []
+    with capture_states(pipe.unet, names) as seen:
+        seen.on = True
+        for prompt in ["", *prompts]:
+            cond = encode(pipe, [prompt]).repeat(len(seeds))
+            sample(pipe, cond, initial_noise(pipe, seeds), steps, 1.0, stop_after=1)
+            vectors.append(seen.take()[names[0]][0].mean(0).flatten().numpy())
+    return cosine_matrix(np.stack(vectors[1:]) - vectors[0])
+
+
+# ---- the whole study --------------------------------------------------------------------------------
+
+
+def _means(
+    pipe: Pipe, prompt: str, tokens: Sequence[int], seeds: Sequence[int], at: Sequence[int], steps: int,
+    guidance: float, size: int | None, whole: bool, batch: int,
+) -> dict:  # fmt: skip
+    """Means over seeds of one prompt: hidden states at step 0, attention at steps `at`, finished latents and pixels."""
+    total: dict[str, dict] = {"hidden": {}, "attention": {}, "output": {}}
+
+    def add(kind: str, name: str, part: Tensor) -> None:
+        total[kind][name] = total[kind].get(name, 0) + part / len(seeds)
+
+    first = None
+    for begin in range(0, len(seeds), batch):
+        chosen = list(seeds[begin : begin + batch])
+        n = len(chosen)
+        with (
+            capture_states(pipe.unet, last=n) as states,
+            capture_attention(pipe.unet, tokens, last=n) as maps,
+        ):
+            states.on = maps.on = True
+
+            def look(step: Step, states=states, maps=maps) -> None:  # called after the U-Net of step.index has run
+                states.on, maps.on = False, step.index + 1 in at
+
+            latents = sample(
+                pipe, encode(pipe, [prompt], size).repeat(n), initial_noise(pipe, chosen, size), steps, guidance, look,
+                stop_after=None if whole else max(at) + 1,
+            )  # fmt: skip
+        for name, passes in states.records.items():
+            add("hidden", name, passes[0].sum(0))  # [n, C]
+        for name, passes in maps.records.items():
+            add("attention", name, torch.stack([p.sum(0) for p in passes]))  # [T, N, k]
+        if whole:
+            images = decode(pipe, latents)
+            add("output", "latent", latents.float().sum(0).cpu())
+            add("output", "pixel", torch.from_numpy(images.sum(0, dtype=np.float64)))
+            first = images[0] if first is None else first
+    hidden = {name: value.half() for name, value in total["hidden"].items()}
+    return {"hidden": hidden, "attention": total["attention"], "sample": first, **total["output"]}
+
+
+def run_feature_study(
+    pipe: Pipe,
+    subject: Subject,
+    seeds: Sequence[int],
+    steps: int | None = None,
+    size: int | None = None,
+    compositions: Sequence[Composition] | None = None,
+    batch: int = 8,
+    progress: bool = False,
+) -> FeatureStudy:
+    """Memory: one prompt's reduced hidden states are kept as fp16 until the end, 42 MB per prompt for SDXL base."""
+    steps = steps or subject.feature_steps
+    at = tuple(dict.fromkeys((0, steps // 2 - 1 if steps > 2 else 0, steps - 1)))
+    blocks = tuple(transformer_blocks(pipe.unet))
+    attns = cross_attentions(pipe.unet)
+    compositions = subject.compositions if compositions is None else compositions
+    tokenizer = pipe.tokenizer
+
+    def run(prompt: str, tokens: list[int], whole: bool) -> dict:
+        return _means(pipe, prompt, tokens, seeds, at, steps, subject.guidance, size, whole, batch)
+
+    jobs = 1 + len(subject.concepts) + len(compositions)
+    bar = tqdm(total=jobs, disable=not progress, desc="feature space", unit="prompt")
+    empty = run("", [token_index(tokenizer, "", None)], True)
+    bar.update()
+    found = []
+    for concept in subject.concepts:
+        found.append(run(concept.prompt, [token_index(tokenizer, concept.prompt, concept.token)], True))
+        bar.update()
+
+    def differences(get: Callable[[dict], Tensor | np.ndarray]) -> np.ndarray:
+        base = np.asarray(get(empty), np.float64)
+        return np.stack([(np.asarray(get(f), np.float64) - base).ravel() for f in found])
+
+    hidden = np.stack([cosine_matrix(differences(lambda f, b=b: f["hidden"][b])) for b in blocks])
+    maps = {a: differences(lambda f, a=a: f["attention"][a][..., 0]).reshape(len(found), len(at), -1) for a in attns}
+    attention = np.stack([[cosine_matrix(maps[a][:, t]) for a in attns] for t in range(len(at))])
+    composed: dict[str, np.ndarray] = {}
+    for composition in compositions:
+        members = [subject.concept(name) for name in composition.concepts]
+        tokens = [token_index(tokenizer, composition.prompt, m.token) for m in members]
+        result = run(composition.prompt, tokens, False)
+        bar.update()
+        for k, member in enumerate(members):
+            columns = []
+            for a in attns:
+                own = (result["attention"][a][0, :, k] - empty["attention"][a][0, :, 0]).numpy().ravel()
+                columns.append(cosine_matrix(np.concatenate([own[None], maps[a][:, 0]]))[0, 1:])
+            composed[f"{composition.name}: {member.name}"] = np.stack(columns, 1)  # [P, A]
+    bar.close()
+    return FeatureStudy(
+        subject.concepts, blocks, hidden, attention, at, cosine_matrix(differences(lambda f: f["latent"])),
+        cosine_matrix(differences(lambda f: f["pixel"])), composed, np.stack([f["sample"] for f in found]),
+    )  # fmt: skip

@@ -1,0 +1,205 @@
+"""mini-sdxl on disk, and loading of any SDXL-class pipeline with errors that say what to do.
+
+weights/mini-sdxl/ is an ordinary diffusers folder (fp16 safetensors) plus a manifest.json with the settings, the
+samples seen, what was measured, and the sha256 of every file; loading checks them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from diffusers import StableDiffusionXLPipeline
+from huggingface_hub.errors import GatedRepoError
+
+import lcs
+from lcs.data.files import read_json, sha256_of, write_json
+from lcs.errors import LcsError
+from lcs.hub.client import reason
+from lcs.sdxl.build import MiniSettings
+from lcs.sdxl.concepts import MINI, SDXL, Subject
+from lcs.sdxl.facts import SDXL_BASE
+from lcs.weights import WEIGHTS
+
+MINI_ID = "mini-sdxl"
+MANIFEST = "manifest.json"
+SDXL_BYTES = 7_000_000_000  # fp16 weights of SDXL base; twice as much in fp32
+WORKING = 1.3  # memory for activations, as a factor
+
+
+# ---- mini-sdxl --------------------------------------------------------------------------------------
+
+
+def export_mini(
+    pipe: StableDiffusionXLPipeline, settings: MiniSettings, samples: int, measured: dict, root: Path = WEIGHTS
+) -> Path:
+    """Writes the folder anew and puts it in place only when it is complete."""
+    folder = Path(root) / MINI_ID
+    temporary = folder.with_name(f".{MINI_ID}.{os.getpid()}.tmp")
+    pipe = pipe.to(dtype=torch.float16)
+    try:
+        pipe.save_pretrained(temporary, safe_serialization=True)
+        pipe.to(dtype=torch.float32)
+        (temporary / "README.md").write_text(_card(settings, samples, measured))
+        write_json(temporary / MANIFEST, _manifest(temporary, settings, samples, measured))
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    finally:
+        if temporary.exists():
+            shutil.rmtree(temporary)
+    return folder
+
+
+def _manifest(folder: Path, settings: MiniSettings, samples: int, measured: dict) -> dict:
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    return {
+        "settings": settings.to_json(), "samples": samples, "measured": measured, "version": lcs.__version__,
+        "bytes": sum(p.stat().st_size for p in files),
+        "sha256": {p.relative_to(folder).as_posix(): sha256_of(p) for p in files},
+    }  # fmt: skip
+
+
+def _card(settings: MiniSettings, samples: int, measured: dict) -> str:
+    """The folder's README: what the model is, what it was measured to do, and what it is not."""
+    lines = [
+        "---", "license: apache-2.0", "library_name: diffusers", "pipeline_tag: text-to-image", "---", "",
+        "# mini-sdxl", "",
+        f"A `StableDiffusionXLPipeline` at {settings.size}x{settings.size} pixels, trained by this project on "
+        f"captioned renders of CLEVR scenes with one or two objects ({samples:,} samples, one CPU core). It exists so "
+        "that the SDXL study can run anywhere; it draws nothing but such scenes.", "",
+        "```python", "from diffusers import StableDiffusionXLPipeline",
+        'pipe = StableDiffusionXLPipeline.from_pretrained("weights/mini-sdxl")',
+        f'pipe("a large red metal cube on the left", guidance_scale={MINI.guidance:g}, num_inference_steps=25)',
+        "```", "",
+        "Held-out prompts, judged by the project's counter (colour and shape of every object right; 95% interval):", "",
+    ]  # fmt: skip
+    for key, row in measured.items():
+        if key.endswith("objects"):
+            lines.append(f"- {key}: {row['right']:.1%} of {row['prompts']} ({row['low']:.1%} to {row['high']:.1%})")
+    return "\n".join([*lines, "", "Settings, all numbers and hashes are in `manifest.json`.", ""])
+
+
+def check_files(folder: Path) -> None:
+    """Every file of the manifest is there and unchanged, and no other weights are."""
+    listed = read_json(folder / MANIFEST)["sha256"]
+    for name, digest in listed.items():
+        path = folder / name
+        if not path.is_file() or sha256_of(path) != digest:
+            raise LcsError(f"{path} is missing or does not match its sha256 in the manifest; fetch it again")
+    foreign = [p for p in folder.rglob("*") if p.suffix in (".safetensors", ".bin", ".pt", ".ckpt")
+               and p.relative_to(folder).as_posix() not in listed]  # fmt: skip
+    if foreign:
+        raise LcsError(f"{foreign[0]} is not in the manifest; remove it")
+
+
+# ---- loading ----------------------------------------------------------------------------------------
+
+
+def subject_of(model_id: str) -> Subject:
+    """mini-sdxl has concepts of its own; every other model gets the paper's."""
+    return MINI if Path(model_id).name == MINI_ID else SDXL
+
+
+def load_pipeline(
+    model_id: str = MINI_ID, device: str | None = None, offload: bool = False, root: Path = WEIGHTS
+) -> StableDiffusionXLPipeline:
+    """mini-sdxl, a local folder, or a repository of the Hub; fp16 on a GPU, fp32 on the CPU.
+
+    offload keeps on the GPU only the part that is at work. The autoencoder is run in fp32 where fp16 would overflow
+    (`sampling.decode`).
+    """
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if offload and not place.startswith("cuda"):
+        raise LcsError("--offload moves parts between GPU and CPU, but there is no GPU in use")
+    dtype = torch.float16 if place.startswith("cuda") else torch.float32
+    folder = _folder(model_id, root)
+    if folder is None:
+        if model_id == SDXL_BASE:
+            _check_memory(model_id, SDXL_BYTES, place, offload)
+        folder = _download(model_id)
+    size = sum(p.stat().st_size for p in Path(folder).rglob("*.safetensors"))
+    _check_memory(model_id, size, place, offload)
+    try:
+        variant = "fp16" if any(Path(folder).glob("unet/*.fp16.safetensors")) else None
+        pipe = StableDiffusionXLPipeline.from_pretrained(
+            folder, torch_dtype=dtype, variant=variant, use_safetensors=True, local_files_only=True,
+            add_watermarker=False,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise LcsError(f"{model_id} is not a Stable Diffusion XL pipeline that can be loaded: {first}") from None
+    except torch.OutOfMemoryError:
+        raise LcsError(f"{model_id} does not fit on {place}; try --offload, or a smaller model") from None
+    pipe.set_progress_bar_config(disable=True)
+    if offload:
+        pipe.enable_model_cpu_offload()
+        return pipe
+    return pipe.to(place)
+
+
+def _folder(model_id: str, root: Path) -> Path | None:
+    """A folder on this machine, its hashes checked if it has a manifest; None for a repository of the Hub."""
+    path = Path(root) / MINI_ID if model_id == MINI_ID else Path(model_id)
+    if model_id == MINI_ID and not path.is_dir():
+        raise LcsError(f"{path} does not exist; train it with `lcs sdxl train`, or fetch the repository's weights")
+    if not path.is_dir():
+        if model_id.count("/") != 1 or model_id.startswith((".", "/", "~")):
+            raise LcsError(f"{model_id!r} is neither {MINI_ID}, nor a folder, nor a repository as owner/name")
+        return None
+    if (path / MANIFEST).exists():
+        check_files(path)
+    elif not (path / "model_index.json").exists():
+        raise LcsError(f"{path} is not a diffusers folder: it has no model_index.json")
+    return path
+
+
+def _download(model_id: str) -> Path:
+    try:
+        try:
+            return Path(StableDiffusionXLPipeline.download(model_id, variant="fp16", use_safetensors=True))
+        except ValueError:  # no fp16 files
+            return Path(StableDiffusionXLPipeline.download(model_id, use_safetensors=True))
+    except (OSError, ValueError, RuntimeError) as error:
+        if _is_gated(error):
+            raise LcsError(
+                f"cannot load {model_id}: it is gated; accept its conditions on its page on the Hub, "
+                f"then set HF_TOKEN or run `hf auth login`"
+            ) from None
+        raise LcsError(f"cannot load {model_id}: {reason(error)}; --model {MINI_ID} needs no network") from None
+
+
+def _is_gated(error: BaseException | None) -> bool:
+    """Diffusers raises its own error from, or during, that of the Hub."""
+    while error is not None:
+        if isinstance(error, GatedRepoError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _check_memory(model_id: str, fp16_bytes: int, place: str, offload: bool) -> None:
+    """Refuses before loading what cannot fit; on the CPU weights take fp32."""
+    if place.startswith("cuda"):
+        free, need = torch.cuda.mem_get_info()[0], fp16_bytes * WORKING * (0.8 if offload else 1.0)
+        hint = "a larger GPU" if offload else "--offload"
+    else:
+        free, need, hint = _available_memory(), 2 * fp16_bytes * WORKING, "a machine with more memory or a GPU"
+    if free is not None and free < need:
+        raise LcsError(
+            f"{model_id} needs about {need / 1e9:.0f} GB on {place} and {free / 1e9:.0f} GB are free; "
+            f"try {hint}, or --model {MINI_ID}"
+        )
+
+
+def _available_memory() -> int | None:
+    """Bytes that can be allocated without swapping; None where the system does not tell."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        return None
+    return None

@@ -1,0 +1,178 @@
+"""A local intervention at inference: each region of the image may attend only to its own words.
+
+The paper restores length generalization in CLEVR by making the score local by construction. Here the same idea is
+applied to a trained SDXL-class model, without training: in every cross-attention layer, a latent position sees
+only the tokens of the phrases that belong to its region. Two ways to say what a region may see:
+
+mask      the whole prompt is encoded once; tokens of other regions' phrases are hidden. Text encoders are causal,
+          so later tokens still carry something of the earlier words, and so would end-of-text and padding: those
+          are hidden too.
+separate  each region's phrase is encoded on its own; a region sees only its own encoding. Nothing of the other
+          phrases is left in the tokens.
+
+In both, the pooled embedding, which enters through the time embedding and has no place in the image, is that of the
+whole prompt, and self-attention and convolutions still connect the regions: the intervention makes cross-attention
+local, not the whole score. It is set through the public `set_attn_processor` and taken back afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from diffusers.models.attention_processor import AttnProcessor2_0
+from torch import Tensor
+
+from lcs.errors import LcsError
+from lcs.sdxl.sampling import Conditioning, Pipe, encode, initial_noise
+from lcs.sdxl.words import token_span
+
+CENTRES = {"left": 1 / 6, "middle": 1 / 2, "right": 5 / 6}  # of the regions named in a prompt, fractions of the width
+MODES = ("separate", "mask")
+
+
+@dataclass(frozen=True)
+class Region:
+    phrase: str
+    begin: float  # columns, as fractions of the width
+    end: float
+
+
+def regions_from_prompt(prompt: str) -> list[Region]:
+    """Phrases with 'left', 'middle' or 'right' in them, each with the columns nearest to its place.
+
+    Phrases end at 'and', a comma or the end. Words outside them (a style, a beginning) belong to every region.
+    """
+    found = []
+    for piece in re.split(r",\s*(?:and\s+)?|\s+and\s+", prompt):
+        match = re.match(rf"(.*?\b(?:{'|'.join(CENTRES)})\b)", piece.strip())
+        if match:
+            place = match.group(1).rsplit(maxsplit=1)[-1]
+            found.append((CENTRES[place], match.group(1)))
+    if len(found) < 2 or len({centre for centre, _ in found}) < len(found):
+        raise LcsError(
+            f"{prompt!r} does not place at least two things at different places; "
+            f"say which is on the left, in the middle or on the right"
+        )
+    found.sort()
+    edges = [0.0, *((a + b) / 2 for (a, _), (b, _) in pairwise(found)), 1.0]
+    return [Region(phrase, a, b) for (_, phrase), (a, b) in zip(found, pairwise(edges), strict=True)]
+
+
+@dataclass(frozen=True)
+class RegionPlan:
+    """What the sampler needs for B images: conditioning with T' tokens, and who may see which."""
+
+    cond: Conditioning  # B rows
+    allowed: Tensor  # bool [B, h, w, T']
+    tokens: int  # T of an ordinary prompt: all that the unconditional branch has
+
+    def repeat(self, n: int) -> RegionPlan:
+        """Each image n times in succession."""
+        return RegionPlan(self.cond.repeat(n), self.allowed.repeat_interleave(n, 0), self.tokens)
+
+    def bias(self, positions: int, batch: int, dtype: torch.dtype, device) -> Tensor:
+        """[batch, positions, T']: 0 where attention is allowed, -inf elsewhere; the last B rows are restricted.
+
+        A coarser layer's position may see what any latent position inside it may see.
+        """
+        side = round(positions**0.5)
+        if side * side != positions:
+            raise LcsError(f"regions need square feature maps, got {positions} positions")
+        grid = self.allowed.permute(0, 3, 1, 2).float()  # [B, T', h, w]
+        may = torch.nn.functional.adaptive_max_pool2d(grid, side).flatten(2).transpose(1, 2) > 0.5  # [B, N, T']
+        free = torch.arange(may.shape[2]) < self.tokens
+        all_rows = torch.cat([free.expand(batch - len(may), positions, -1), may])
+        return torch.zeros(all_rows.shape, dtype=dtype).masked_fill(~all_rows, float("-inf")).to(device)
+
+
+def stack_plans(plans: Sequence[RegionPlan]) -> RegionPlan:
+    """Plans of several images as one; shorter ones are filled up with tokens nobody may see."""
+    longest = max(p.allowed.shape[-1] for p in plans)
+    pad = torch.nn.functional.pad
+    states = [pad(p.cond.states, (0, 0, 0, longest - p.cond.states.shape[1])) for p in plans]
+    cond = Conditioning(
+        torch.cat(states), torch.cat([p.cond.pooled for p in plans]), torch.cat([p.cond.time_ids for p in plans])
+    )
+    allowed = torch.cat([pad(p.allowed, (0, longest - p.allowed.shape[-1])) for p in plans])
+    return RegionPlan(cond, allowed, plans[0].tokens)
+
+
+class RegionProcessor:
+    """Diffusers' own attention with the plan's mask; only for cross-attention layers."""
+
+    def __init__(self, plan: RegionPlan):
+        self.plan, self.inner, self.cache = plan, AttnProcessor2_0(), {}
+
+    def __call__(
+        self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, temb=None, *args, **kwargs
+    ) -> Tensor:
+        key = (hidden_states.shape[1], len(hidden_states))
+        if key not in self.cache:
+            positions, batch = key
+            self.cache[key] = self.plan.bias(positions, batch, hidden_states.dtype, hidden_states.device)
+        return self.inner(attn, hidden_states, encoder_hidden_states, attention_mask=self.cache[key], temb=temb)
+
+
+@contextmanager
+def restricted(pipe: Pipe, plan: RegionPlan) -> Iterator[None]:
+    """Inside, the last rows of every U-Net batch, one per image of the plan, attend as it says; restored after."""
+    if not bool(plan.allowed.any(-1).all()):
+        raise LcsError("some position of the image may attend to no token at all")
+    before = pipe.unet.attn_processors
+    processors = {
+        name: RegionProcessor(plan) if name.endswith("attn2.processor") else processor
+        for name, processor in before.items()
+    }
+    pipe.unet.set_attn_processor(processors)
+    try:
+        yield
+    finally:
+        pipe.unet.set_attn_processor(before)
+
+
+def plan_regions(
+    pipe: Pipe, prompt: str, regions: Sequence[Region] | None = None, mode: str = "separate", size: int | None = None
+) -> RegionPlan:
+    """Regions by default from the prompt's own left, middle and right."""
+    if mode not in MODES:
+        raise LcsError(f"unknown mode {mode!r}; choose from {', '.join(MODES)}")
+    regions = regions_from_prompt(prompt) if regions is None else list(regions)
+    side = initial_noise(pipe, [0], size).shape[-1]
+    whole = encode(pipe, [prompt], size)
+    tokens = whole.states.shape[1]
+    columns = (torch.arange(side) + 0.5) / side
+    inside = torch.stack([(columns >= r.begin) & (columns < r.end) for r in regions])  # [R, w]
+    if mode == "separate":
+        rest = shared_words(prompt, regions)
+        parts = encode(pipe, [f"{r.phrase} {rest}".strip() for r in regions], size)
+        states = parts.states.flatten(0, 1)[None]  # [1, R T, D]
+        allowed = inside.T.repeat_interleave(tokens, 1)  # [w, R T]
+        allowed[~inside.any(0)] = True  # columns of no region see everything
+        cond = Conditioning(states, whole.pooled, whole.time_ids)
+    else:
+        spans = [token_span(pipe.tokenizer, prompt, r.phrase) for r in regions]
+        ids = pipe.tokenizer(prompt, padding="max_length", max_length=tokens, truncation=True).input_ids
+        open_to_all = torch.tensor([token != pipe.tokenizer.eos_token_id for token in ids])
+        allowed = open_to_all.expand(side, -1).clone()  # [w, T]
+        for r, span in enumerate(spans):
+            allowed[:, list(span)] = inside[r][:, None]
+        allowed[~inside.any(0)] = True
+        cond = whole
+    return RegionPlan(cond, allowed.expand(1, side, -1, -1), tokens)
+
+
+def shared_words(prompt: str, regions: Sequence[Region]) -> str:
+    """What is left of a prompt without its regions' phrases: a style, say."""
+    for region in regions:
+        if region.phrase not in prompt:
+            raise LcsError(f"{prompt!r} does not contain {region.phrase!r}")
+        prompt = prompt.replace(region.phrase, " ", 1)
+    words = [w for w in re.split(r"[\s,]+", prompt) if w]
+    while words and words[0] == "and":
+        words.pop(0)
+    return " ".join(w for w in words if w != "and")

@@ -1,0 +1,233 @@
+"""The whole SDXL study in one call: every analysis, its figures, tables and numbers.
+
+    result = run_study("mini-sdxl", Path("out/sdxl"), "standard")
+    result["figures"], result["tables"], result["numbers"]
+
+On mini-sdxl everything runs, with the counter as judge. On other models what needs the counter (obedience, the
+relation to composition success, the intervention's gain) is left out, because it knows only our objects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from lcs.data.files import write_json
+from lcs.errors import LcsError
+from lcs.sdxl import figures
+from lcs.sdxl.composition import PAIRS, measure_intervention, relate
+from lcs.sdxl.concepts import MINI, Subject
+from lcs.sdxl.features import FeatureStudy, run_feature_study
+from lcs.sdxl.generate import generate_many
+from lcs.sdxl.judge import measure_obedience
+from lcs.sdxl.package import MINI_ID, load_pipeline, subject_of
+from lcs.sdxl.pixel import PixelStudy, run_pixel_study
+from lcs.sdxl.sampling import Pipe
+
+
+@dataclass(frozen=True)
+class Effort:
+    pixel_seeds: int
+    pixel_every: int  # influence at every so many steps
+    feature_seeds: int
+    feature_steps: int
+    prompts: int  # per object count, for obedience and the intervention
+    pair_seeds: int
+    steps: int  # of sampling for everything judged
+    three: bool  # three objects as well
+
+
+EFFORTS = {
+    "quick": Effort(2, 5, 2, 6, 32, 4, 12, False),
+    "standard": Effort(6, 2, 6, 15, 100, 10, 20, True),
+    "full": Effort(10, 1, 10, 15, 200, 24, 25, True),
+}
+
+
+def run_study(
+    model_id: str = MINI_ID,
+    out: Path | None = None,
+    effort: str = "standard",
+    offload: bool = False,
+    progress: bool = True,
+    pipe: Pipe | None = None,
+    subject: Subject | None = None,
+) -> dict:
+    """{"figures": {name: [png, pdf]}, "tables": {name: rows}, "numbers": {name: value}}.
+
+    Without `out` the figures are returned as matplotlib figures and nothing is written; with it they are files,
+    beside numbers.json and tables.json.
+    """
+    if effort not in EFFORTS:
+        raise LcsError(f"unknown effort {effort!r}; choose from {', '.join(EFFORTS)}")
+    level = EFFORTS[effort]
+    pipe = load_pipeline(model_id, offload=offload) if pipe is None else pipe
+    subject = subject_of(model_id) if subject is None else subject
+    try:
+        drawn, tables, numbers = _everything(pipe, subject, level, progress)
+    except torch.OutOfMemoryError:
+        raise LcsError(f"{model_id} ran out of GPU memory; try --offload or --effort quick") from None
+    numbers |= {"model": model_id, "effort": effort}
+    if out is None:
+        return {"figures": drawn, "tables": tables, "numbers": numbers}
+    files = {name: figures.save(figure, Path(out), f"sdxl-{name}") for name, figure in drawn.items()}
+    write_json(Path(out) / "sdxl-numbers.json", _plain(numbers))
+    write_json(Path(out) / "sdxl-tables.json", _plain(tables))
+    return {"figures": files, "tables": tables, "numbers": numbers}
+
+
+def _everything(pipe: Pipe, subject: Subject, level: Effort, progress: bool) -> tuple[dict, dict, dict]:
+    batch = 8 if subject.size <= 128 else 1  # images at once: one, with guidance, is what SDXL leaves room for
+    pixel = run_pixel_study(
+        pipe, subject.pixel_prompt, subject.locations, range(level.pixel_seeds), subject.steps, subject.guidance,
+        subject.size, level.pixel_every, batch, progress,
+    )  # fmt: skip
+    feature = run_feature_study(
+        pipe, subject, range(level.feature_seeds), level.feature_steps, subject.size, batch=batch, progress=progress
+    )
+    drawn = {
+        "gradients": figures.figure_gradients(pixel),
+        "influence": figures.figure_influence(pixel),
+        "word-maps": figures.figure_word_maps(pixel),
+        "disentanglement": figures.figure_disentanglement(feature, subject),
+        "concepts": figures.figure_all_concepts(feature),
+        "concept-samples": figures.figure_concept_samples(feature),
+        "attention": figures.figure_attention(feature, subject),
+        "composed-attention": figures.figure_composed_attention(feature),
+    }
+    tables = {"spaces": feature.table(), "composed-attention": composed_rows(feature), "locality": pixel_rows(pixel)}
+    numbers = pixel_numbers(pixel) | feature_numbers(feature)
+    drawn["compositions"] = _drawn_compositions(pipe, subject, feature, level)
+    if subject is MINI:
+        more = _judged(pipe, feature, level, progress)
+        return drawn | more[0], tables | more[1], numbers | more[2]
+    return drawn, tables, numbers
+
+
+def _drawn_compositions(pipe: Pipe, subject: Subject, feature: FeatureStudy, level: Effort, seeds: int = 3):
+    prompts = [c.prompt for c in subject.compositions for _ in range(seeds)]
+    batch = 32 if subject.size <= 128 else 1
+    numbers = list(range(seeds)) * len(subject.compositions)
+    images = generate_many(pipe, prompts, numbers, level.steps, subject.guidance, batch=batch)
+    grid = images.reshape(len(subject.compositions), seeds, *images.shape[1:])
+    return figures.figure_compositions(subject.compositions, grid, feature)
+
+
+def _judged(pipe: Pipe, feature: FeatureStudy, level: Effort, progress: bool) -> tuple[dict, dict, dict]:
+    """What needs the counter: obedience, relation of success to disentanglement, the intervention."""
+    from lcs.counter.detector import load_counter
+
+    counter, n = load_counter(), level.prompts
+    pairs = sum(map(len, PAIRS.values()))
+    total = 2 * n + pairs * level.pair_seeds + 2 * n + (3 * n if level.three else 0)
+    guidance = MINI.guidance
+    with tqdm(total=total, disable=not progress, desc="judged images", unit="img") as bar:
+        obey = [measure_obedience(pipe, counter, k, n, level.steps, guidance, done=bar.update) for k in (1, 2)]
+        relation = relate(pipe, counter, feature, range(level.pair_seeds), level.steps, guidance, bar.update)
+        changed = [
+            measure_intervention(
+                pipe, counter, 2, n, steps=level.steps, guidance=guidance, plain_images=obey[1].images, done=bar.update
+            )
+        ]
+        if level.three:
+            changed.append(
+                measure_intervention(pipe, counter, 3, n, steps=level.steps, guidance=guidance, done=bar.update)
+            )
+    drawn = {
+        "samples": figures.figure_samples(obey),
+        "relation": figures.figure_relation(relation),
+        "intervention": figures.figure_intervention(changed),
+    }
+    tables = {
+        "obedience": [o.row() for o in obey],
+        "relation": [p.row() for p in relation.pairs],
+        "intervention": [row for c in changed for row in c.rows()],
+    }
+    rho, p = relation.spearman()
+    numbers = {"relation_spearman": rho, "relation_p": p}
+    for o in obey:
+        numbers |= {
+            f"obey_{o.objects}": o.row()["right"],
+            f"obey_{o.objects}_interval": [o.row()["low"], o.row()["high"]],
+        }
+    for c in changed:
+        for mode in c.local:
+            row = c.paired(mode).row()
+            numbers[f"intervention_{c.objects}_{mode}"] = row["difference"]
+            numbers[f"intervention_{c.objects}_{mode}_interval"] = [row["low"], row["high"]]
+    return drawn, tables, numbers
+
+
+# ---- numbers ----------------------------------------------------------------------------------------
+
+
+def pixel_rows(study: PixelStudy) -> list[dict]:
+    squares = study.squares()
+    return [
+        {"location": i + 1, "cell": list(cell), "noise": figures.NOISE[p], "sigma": float(study.sigmas[step]),
+         "share of image with 90% of the gradient": float(squares[p, i]), "dominant words": study.dominant(step, i)}
+        for i, cell in enumerate(study.cells) for p, step in enumerate(study.probed)
+    ]  # fmt: skip
+
+
+def pixel_numbers(study: PixelStudy) -> dict:
+    similarity, squares = study.profile_similarity(), study.squares().mean(1)
+    return {
+        "pixel_square_share": [float(v) for v in squares],  # high, mid, low noise
+        "influence_profile_cosine": float(similarity.mean()),
+        "influence_profile_cosine_by_noise": [float(similarity[s]) for s in study.probed],
+    }
+
+
+def feature_numbers(study: FeatureStudy) -> dict:
+    gaps = study.gaps()
+    best = int(np.argmax(gaps))
+    rows = {row["space"]: row for row in study.table()}
+    return {
+        "transformer_blocks": len(study.blocks),
+        "gap_mid": rows["mid blocks"]["gap"],
+        "gap_latent": rows["latent"]["gap"],
+        "gap_pixel": rows["pixel"]["gap"],
+        "largest_gap_block": study.blocks[best],
+        "largest_gap": float(gaps[best]),
+        "composed_attention_own": float(np.mean([r["own"] for r in composed_rows(study)])),
+        "composed_attention_others": float(np.mean([r["others"] for r in composed_rows(study)])),
+    }
+
+
+def composed_rows(study: FeatureStudy) -> list[dict]:
+    """Per composed prompt and token: cosine with its own concept alone, mean with all others, and its rank."""
+    names, rows = [c.name for c in study.concepts], []
+    for key, cosines in study.composed.items():
+        own, mean = names.index(key.split(": ")[1]), cosines.mean(1)
+        rows.append({"token": key, "own": float(mean[own]), "others": float(np.delete(mean, own).mean()),
+                     "rank": int((mean > mean[own]).sum()) + 1, "of": len(names)})  # fmt: skip
+    return rows
+
+
+def to_markdown(rows: Sequence[dict]) -> str:
+    """A table of rows with the same keys."""
+
+    def cell(value) -> str:
+        return (
+            f"{value:.3f}"
+            if isinstance(value, float)
+            else ", ".join(map(str, value))
+            if isinstance(value, list)
+            else str(value)
+        )
+
+    keys = list(rows[0])
+    lines = ["| " + " | ".join(keys) + " |", "|" + "---|" * len(keys)]
+    return "\n".join(lines + ["| " + " | ".join(cell(row[k]) for k in keys) + " |" for row in rows])
+
+
+def _plain(value):
+    """Numbers as JSON knows them: NaN becomes None."""
+    return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)

@@ -1,0 +1,191 @@
+"""Trains mini-sdxl: autoencoder, latents of the training set, then text encoders and U-Net together.
+
+OUT/run.json                      settings; only `samples` may change when a run is continued
+OUT/vae-state.safetensors         autoencoder with its optimizer
+OUT/latents.safetensors           the training set as latents
+OUT/decoder-state.safetensors     decoder, trained further on these latents
+OUT/state.safetensors             text encoders and U-Net, optimizer, averaged weights
+OUT/loss.csv, OUT/loss.png
+
+The objective is v-prediction on SDXL's schedule: with a_t = sqrt(alphabar_t) and s_t = sqrt(1 - alphabar_t),
+x_t = a_t x_0 + s_t eps and the U-Net is fitted to v = a_t eps - s_t x_0. Everything random in step n comes from
+(seed, n): killed and run again, training continues as if it had not stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lcs.data.files import read_json, write_json
+from lcs.data.shards import RenderedScenes, StreamedScenes
+from lcs.errors import LcsError
+from lcs.scenes.table import SceneTable
+from lcs.sdxl import autoencoder
+from lcs.sdxl.build import Denoiser, MiniSettings, assemble, build_scheduler
+from lcs.sdxl.captions import STYLES, random_caption, things_of
+from lcs.sdxl.tokenizer import build_tokenizer
+from lcs.training import checkpoint
+from lcs.training.ema import PowerEMA
+
+ZEROED = 0.07  # share of samples with zero embeddings: SDXL's unconditional branch
+EMPTY = 0.04  # share with the empty caption
+LOG_EVERY = 50  # steps
+
+
+def learning_rate(settings: MiniSettings, samples: int) -> float:
+    """Linear warm-up, constant, then linearly to zero over the last `decay` of the samples."""
+    left = (settings.samples - samples) / (settings.decay * settings.samples)
+    return settings.lr * min(1.0, (samples + settings.batch) / settings.warmup, max(left, 0.0))
+
+
+def sample_captions(table: SceneTable, styles: np.ndarray, rng: np.random.Generator) -> tuple[list[str], np.ndarray]:
+    """A caption per scene, and float32 [B] that is 0 where the embeddings are to be zeroed."""
+    names = ["", *STYLES]
+    captions = [random_caption(things_of(table, i), names[styles[i]], rng) for i in range(len(table))]
+    draw = rng.random(len(captions))
+    captions = ["" if u < EMPTY else c for u, c in zip(draw, captions, strict=True)]
+    return captions, (draw < 1 - ZEROED).astype(np.float32)
+
+
+def noised(x: Tensor, t: Tensor, eps: Tensor, alphas_cumprod: Tensor) -> tuple[Tensor, Tensor]:
+    """x_t and the target v; x and eps [B, C, h, w], t int [B]."""
+    a = alphas_cumprod[t].sqrt().view(-1, 1, 1, 1)
+    s = (1 - alphas_cumprod[t]).sqrt().view(-1, 1, 1, 1)
+    return a * x + s * eps, a * eps - s * x
+
+
+class MiniTrainer:
+    """Text encoders and U-Net with their optimizer and averaged weights; `step(n)` is a function of (state, n)."""
+
+    def __init__(self, settings: MiniSettings, latents: np.ndarray, styles: np.ndarray, table: SceneTable, vae):
+        torch.manual_seed(settings.seed)
+        self.settings, self.latents, self.styles, self.table = settings, latents, styles, table
+        self.tokenizer = build_tokenizer(settings.max_tokens)
+        self.model = Denoiser(settings, self.tokenizer).to(memory_format=torch.channels_last)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True
+        )
+        self.ema = PowerEMA(dict(self.model.named_parameters()), (settings.ema_std,))
+        self.alphas_cumprod = build_scheduler().alphas_cumprod
+        self.mean = torch.tensor(vae.config.latents_mean).view(1, -1, 1, 1)
+        self.std = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1)
+        self.steps_done = 0
+
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        """x_t, t, v, token ids and the keep mask of one step."""
+        s = self.settings
+        rng = np.random.default_rng([s.seed, 3, step])
+        rows = np.sort(rng.integers(len(self.latents), size=s.batch))
+        x = (torch.from_numpy(np.asarray(self.latents[rows], np.float32)) - self.mean) / self.std
+        captions, keep = sample_captions(self.table.rows(rows), self.styles[rows], rng)
+        ids = self.tokenizer(
+            captions, padding="max_length", max_length=s.max_tokens, truncation=True, return_tensors="pt"
+        ).input_ids
+        strata = (rng.permutation(s.batch) + rng.random(s.batch)) / s.batch  # one draw in each of B slices
+        t = torch.from_numpy((strata * len(self.alphas_cumprod)).astype(np.int64))
+        eps = torch.randn(x.shape, generator=torch.Generator().manual_seed(int(rng.integers(2**31))))
+        x_t, v = noised(x, t, eps, self.alphas_cumprod)
+        return x_t.contiguous(memory_format=torch.channels_last), t, v, ids, torch.from_numpy(keep)
+
+    def step(self) -> Tensor:
+        x_t, t, v, ids, keep = self.batch(self.steps_done)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.settings, self.steps_done * self.settings.batch)
+        loss = (self.model(x_t, t, ids, keep) - v).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.ema.update(dict(self.model.named_parameters()))
+        self.steps_done += 1
+        return loss.detach()
+
+    def save(self, path: Path) -> None:
+        tensors = checkpoint.training_state(self.model, self.optimizer, self.ema.state_dict())
+        checkpoint.save_tensors(path, tensors, {"step": self.steps_done})
+
+    def load(self, path: Path) -> None:
+        tensors, meta = checkpoint.load_tensors(path)
+        ema = checkpoint.restore_training_state(tensors, self.model, self.optimizer)
+        self.steps_done = meta["step"]
+        self.ema.load_state_dict(ema, self.steps_done)
+
+    def averaged(self) -> Denoiser:
+        """A copy of the model with the averaged weights, for use."""
+        model = Denoiser(self.settings, self.tokenizer)
+        model.load_state_dict({**self.model.state_dict(), **self.ema.average(self.settings.ema_std)})
+        return model.eval().requires_grad_(False)
+
+
+def open_source(data: Path | None, settings: MiniSettings):
+    """Scenes rendered by `lcs render`, or rendered on the fly."""
+    if data is None:
+        return StreamedScenes(autoencoder.COUNTS, settings.size)
+    return RenderedScenes(data, autoencoder.COUNTS)
+
+
+def train_mini(
+    out: Path,
+    data: Path | None = None,
+    settings: MiniSettings = MiniSettings(),  # noqa: B008
+    checkpoint_seconds: float = 120.0,
+    stop_after: int | None = None,
+    progress: bool = True,
+):
+    """Trains, or continues, and returns the pipeline with averaged weights, and the samples it has seen."""
+    out = Path(out)
+    _same_settings(out, settings)
+    scenes = autoencoder.choose_scenes(open_source(data, settings), settings)
+    vae = autoencoder.train_vae(scenes, settings, out, progress=progress)
+    autoencoder.encode_scenes(vae, scenes, out / autoencoder.LATENTS, progress)
+    latents, styles, table = autoencoder.load_latents(out / autoencoder.LATENTS)
+    autoencoder.set_latent_statistics(vae, latents)
+    autoencoder.train_decoder(vae, scenes, latents, settings, out, progress=progress)
+    trainer = MiniTrainer(settings, latents, styles, table, vae)
+    state, log = out / checkpoint.STATE, out / "loss.csv"
+    if state.exists():
+        trainer.load(state)
+    checkpoint.truncate_loss_log(log, trainer.steps_done * settings.batch)
+    last = -(-min(settings.samples, stop_after or settings.samples) // settings.batch)
+    begin = saved = time.monotonic()
+    losses: list[Tensor] = []
+    total = last * settings.batch
+    with tqdm(
+        total=total, initial=trainer.steps_done * settings.batch, disable=not progress, desc="mini-sdxl", unit="img",
+        mininterval=5,
+    ) as bar:  # fmt: skip
+        while trainer.steps_done < last:
+            losses.append(trainer.step())
+            bar.update(settings.batch)
+            done = trainer.steps_done * settings.batch
+            if trainer.steps_done % LOG_EVERY == 0:
+                mean = float(torch.stack(losses).mean())
+                if not np.isfinite(mean):
+                    raise LcsError(f"the loss is not finite after {done} samples; lower the learning rate")
+                rate = learning_rate(settings, done)
+                checkpoint.append_loss_log(log, (done, mean, mean, rate, time.monotonic() - begin))
+                bar.set_postfix(loss=f"{mean:.4f}", refresh=False)
+                losses.clear()
+            if trainer.steps_done == last or time.monotonic() - saved > checkpoint_seconds:
+                trainer.save(state)
+                saved = time.monotonic()
+    if progress:
+        checkpoint.plot_loss(log, out / "loss.png", "mini-sdxl")
+    return assemble(settings, vae, trainer.averaged()), trainer.steps_done * settings.batch
+
+
+def _same_settings(out: Path, settings: MiniSettings) -> None:
+    """A folder belongs to one run; a longer or shorter run of the same kind may continue it."""
+    path = out / "run.json"
+    if path.exists():
+        found = MiniSettings.from_json(read_json(path))
+        if replace(found, samples=settings.samples) != settings:
+            raise LcsError(f"{out} holds a run with other settings; choose an empty folder")
+    write_json(path, settings.to_json())

@@ -1,0 +1,200 @@
+"""mini-sdxl: captions, tokenizer, training, resuming, and the shipped folder."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sdxl_tiny import TINY, tiny_pipeline
+
+from lcs.errors import LcsError
+from lcs.scenes import world
+from lcs.scenes.placement import random_scene
+from lcs.scenes.table import table_of
+from lcs.sdxl import captions
+from lcs.sdxl.autoencoder import choose_scenes, psnr
+from lcs.sdxl.build import MiniSettings, build_scheduler
+from lcs.sdxl.package import check_files, export_mini, load_pipeline
+from lcs.sdxl.sampling import decode, encode, initial_noise, sample
+from lcs.sdxl.tokenizer import build_tokenizer
+from lcs.sdxl.training import learning_rate, noised, open_source, train_mini
+
+
+@pytest.fixture(scope="module")
+def table():
+    return table_of([random_scene(seed, 1 + seed % 2) for seed in range(40)])
+
+
+# ---- captions ---------------------------------------------------------------------------------------
+
+
+def test_captions_are_true_of_their_scene_and_never_held_out(table):
+    rng = np.random.default_rng(0)
+    styles = ["", *captions.STYLES]
+    for row in range(len(table)):
+        n = int(table.counts[row])
+        order = np.argsort(table.locations[row, :n, 0])
+        for k in range(10):
+            style = styles[k % len(styles)]
+            caption = captions.random_caption(captions.things_of(table, row), style, rng)
+            if not caption:
+                continue
+            assert not captions.held_out(caption)
+            if style:
+                assert caption.endswith(captions.STYLES[style])
+                caption = caption.removesuffix(captions.STYLES[style])
+            phrases = caption.split(" and ")
+            assert len(phrases) == n
+            for phrase, i in zip(phrases, order, strict=True):
+                words = set(phrase.split())
+                assert words & set(world.COLOR_NAMES) <= {world.COLOR_NAMES[table.colors[row, i]]}
+                assert words & set(world.SHAPES) <= {world.SHAPES[table.shapes[row, i]]}
+                assert words & set(world.SIZE_NAMES) <= {world.SIZE_NAMES[table.sizes[row, i]]}
+                assert words & set(world.MATERIALS) <= {world.MATERIALS[table.materials[row, i]]}
+                x = table.locations[row, i, 0]
+                assert ("left" in words) <= (x < captions.LEFT)
+                assert ("right" in words) <= (x > captions.RIGHT)
+                assert ("middle" in words) <= (captions.LEFT <= x <= captions.RIGHT)
+
+
+def test_the_issue_s_own_caption():
+    things = [
+        captions.Thing("cube", "red", "large", "metal", "left"),
+        captions.Thing("sphere", "blue", "small", "rubber", "right"),
+    ]
+    text = "a large red metal cube on the left and a small blue rubber sphere on the right"
+    assert captions.compose(things) == text
+    assert captions.compose(things, "warm") == f"{text} in warm light"
+    assert captions.compose([captions.Thing()]) == "an object"
+
+
+def test_styles_change_what_they_name():
+    images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
+    assert (captions.apply_style(images, "") == images).all()
+    gray = captions.apply_style(images, "monochrome")
+    assert (gray == gray[..., :1]).all()
+    assert captions.apply_style(images, "night").mean() < 0.6 * images.mean()
+    warm, cool = (captions.apply_style(images, s).astype(int).mean((0, 1, 2)) for s in ("warm", "cool"))
+    assert warm[0] - warm[2] > 30
+    assert cool[2] - cool[0] > 30
+    assert captions.apply_style(images, "fog").std() < 0.6 * images.std()
+    with pytest.raises(LcsError, match="unknown style"):
+        captions.apply_style(images, "cubism")
+
+
+def test_scenes_with_small_objects_are_thinned(table):
+    keep = np.mean([captions.kept(table, np.random.default_rng(s)) for s in range(300)], axis=0)
+    for row in range(len(table)):
+        n = int(table.counts[row])
+        small = int((table.sizes[row, :n] == 1).sum())
+        assert keep[row] == pytest.approx(captions.KEEP[n, small], abs=0.12)
+    assert not captions.kept(table_of([random_scene(3, 3)]), np.random.default_rng(0)).any()
+
+
+@pytest.mark.parametrize("objects", [1, 2, 3])
+def test_evaluation_prompts_are_held_out_and_name_colour_and_shape(objects):
+    prompts = captions.evaluation_prompts(objects, 200)
+    assert prompts == captions.evaluation_prompts(objects, 200)
+    assert len({p for p, _ in prompts}) == 200
+    for prompt, things in prompts:
+        assert captions.held_out(prompt)
+        assert len(things) == objects
+        assert all(t.color in prompt and t.shape in prompt for t in things)
+        assert len({t.place for t in things}) == objects
+    with pytest.raises(LcsError, match="only"):
+        captions.evaluation_prompts(1, 300)
+
+
+# ---- tokenizer --------------------------------------------------------------------------------------
+
+
+def test_every_caption_word_is_one_token_and_others_are_spelled():
+    tokenizer = build_tokenizer(32)
+    for word in captions.all_words():
+        ids = tokenizer(word).input_ids
+        assert len(ids) == 3, word
+        assert tokenizer.convert_ids_to_tokens(ids)[1] == f"{word}</w>"
+    spelled = tokenizer.convert_ids_to_tokens(tokenizer("zebra").input_ids)[1:-1]
+    assert "".join(spelled) == "zebra</w>"
+    assert tokenizer.unk_token_id not in tokenizer("zebra").input_ids[1:-1]
+    full = tokenizer("a red cube", padding="max_length", max_length=32).input_ids
+    assert len(full) == 32
+    assert full[5:] == [tokenizer.pad_token_id] * 27
+
+
+# ---- training ---------------------------------------------------------------------------------------
+
+
+def test_noise_and_target_determine_the_image():
+    torch.manual_seed(0)
+    x, eps = torch.randn(4, 2, 3, 3), torch.randn(4, 2, 3, 3)
+    alphas, t = build_scheduler().alphas_cumprod, torch.tensor([0, 300, 700, 999])
+    x_t, v = noised(x, t, eps, alphas)
+    for i in range(4):
+        a, s = alphas[t[i]] ** 0.5, (1 - alphas[t[i]]) ** 0.5
+        assert torch.allclose(a * x_t[i] - s * v[i], x[i], atol=1e-5)
+        assert torch.allclose(s * x_t[i] + a * v[i], eps[i], atol=1e-5)
+
+
+def test_learning_rate_rises_stays_and_falls_to_zero():
+    s = MiniSettings(samples=1000, batch=10, warmup=100, lr=1.0, decay=0.5)
+    assert learning_rate(s, 0) == pytest.approx(0.1)
+    assert learning_rate(s, 90) == learning_rate(s, 500) == 1.0
+    assert learning_rate(s, 750) == pytest.approx(0.5)
+    assert learning_rate(s, 1000) == 0.0
+
+
+def test_resumed_training_equals_uninterrupted(tmp_path):
+    whole, seen = train_mini(tmp_path / "a", None, TINY, progress=False)
+    assert seen == TINY.samples
+    train_mini(tmp_path / "b", None, TINY, progress=False, stop_after=4)
+    again, _ = train_mini(tmp_path / "b", None, TINY, progress=False)
+    for part in ("unet", "vae", "text_encoder", "text_encoder_2"):
+        a, b = getattr(whole, part).state_dict(), getattr(again, part).state_dict()
+        assert all(torch.equal(a[k], b[k]) for k in a), part
+    assert not any(p.suffix in (".pt", ".pkl", ".bin") for p in (tmp_path / "b").iterdir())
+    with pytest.raises(LcsError, match="other settings"):
+        train_mini(tmp_path / "b", None, replace(TINY, lr=0.5), progress=False)
+    image = whole("a red cube", num_inference_steps=2, output_type="np").images
+    assert image.shape == (1, 32, 32, 3)
+    assert np.isfinite(image).all()
+
+
+def test_training_scenes_have_the_asked_mix():
+    scenes = choose_scenes(open_source(None, TINY), replace(TINY, scenes=12))
+    images, table = scenes.fetch(np.arange(12))
+    assert images.shape == (12, 32, 32, 3)
+    assert sorted(table.counts.tolist()) == [1] * 6 + [2] * 6
+    with pytest.raises(LcsError, match="pixels"):
+        choose_scenes(open_source(None, replace(TINY, size=64)), TINY)
+
+
+def test_psnr_of_a_known_error():
+    a = np.full((2, 4, 4, 3), 100, np.uint8)
+    assert psnr(a, a + 5) == pytest.approx(10 * np.log10(255**2 / 25))
+
+
+# ---- the folder -------------------------------------------------------------------------------------
+
+
+def test_exported_folder_draws_the_same_and_is_guarded(tmp_path):
+    torch.manual_seed(0)
+    pipe = tiny_pipeline()
+    noise = initial_noise(pipe, [0])
+    before = decode(pipe, sample(pipe, encode(pipe, ["a red cube"]), noise, 3, 2.0))
+    folder = export_mini(pipe, TINY, 8, {"note": 1}, tmp_path)
+    loaded = load_pipeline("mini-sdxl", "cpu", root=tmp_path)
+    after = decode(loaded, sample(loaded, encode(loaded, ["a red cube"]), noise, 3, 2.0))
+    assert np.abs(before.astype(int) - after).max() <= 3  # fp16 weights
+    assert loaded.unet.dtype == torch.float32
+    foreign = folder / "unet" / "more.bin"
+    foreign.write_bytes(b"x")
+    with pytest.raises(LcsError, match="not in the manifest"):
+        check_files(folder)
+    foreign.unlink()
+    weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(LcsError, match="sha256"):
+        load_pipeline("mini-sdxl", "cpu", root=tmp_path)

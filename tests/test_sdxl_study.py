@@ -1,0 +1,285 @@
+"""The SDXL study as a whole: full-size structure, prompts, the judge, loading errors, figures, the command."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+from huggingface_hub.errors import GatedRepoError
+from sdxl_tiny import tiny_pipeline
+
+from lcs import cli
+from lcs.counter.detector import Detections
+from lcs.errors import LcsError
+from lcs.evaluation import wilson
+from lcs.scenes import world
+from lcs.sdxl import composition, concepts, facts, hooks, package, study
+from lcs.sdxl.captions import Thing
+from lcs.sdxl.judge import judge, paired
+from lcs.weights import WEIGHTS
+
+SHIPPED = WEIGHTS / package.MINI_ID / package.MANIFEST
+needs_mini = pytest.mark.skipif(not SHIPPED.exists(), reason="weights/mini-sdxl is not there")
+
+
+# ---- full-size SDXL, without its weights ------------------------------------------------------------
+
+
+def test_every_hook_name_resolves_on_full_size_sdxl():
+    unet = facts.meta_unet()
+    names = hooks.transformer_blocks(unet)
+    assert len(names) == 70
+    groups = [hooks.group_of(name) for name in names]
+    assert {g: groups.count(g) for g in hooks.GROUPS} == facts.SDXL_BASE_BLOCKS
+    assert sum(p.numel() for p in unet.parameters()) == 2_567_463_684  # SDXL base
+    assert all(p.device.type == "meta" for p in unet.parameters())
+    assert len(set(map(hooks.short_name, names))) == 70
+    for name in hooks.cross_attentions(unet):
+        attn = unet.get_submodule(name)
+        assert attn.to_k.in_features == 2048
+        assert attn.to_q.out_features == attn.heads * 64
+    for capture in (hooks.capture_states, hooks.capture_attention):
+        with pytest.raises(LcsError, match="never fired"), capture(unet) as seen:
+            seen.on = True
+    assert sum(name.endswith("attn2.processor") for name in unet.attn_processors) == 70
+
+
+def test_hooks_fire_on_full_size_sdxl():
+    """A forward pass on the meta device: shapes only, every block runs."""
+    unet = facts.meta_unet()
+    with torch.device("meta"), torch.no_grad():
+        added = {"text_embeds": torch.empty(1, 1280), "time_ids": torch.empty(1, 6)}
+        fired = []
+        handles = [
+            unet.get_submodule(n).register_forward_hook(lambda m, i, o, n=n: fired.append((n, tuple(o.shape))))
+            for n in hooks.transformer_blocks(unet)
+        ]
+        out = unet(torch.empty(1, 4, 128, 128), torch.empty(1), torch.empty(1, 77, 2048), added_cond_kwargs=added)
+        for handle in handles:
+            handle.remove()
+    assert out.sample.shape == (1, 4, 128, 128)
+    assert [n for n, _ in fired] == hooks.transformer_blocks(unet)
+    assert {s for _, s in fired} == {(1, 4096, 640), (1, 1024, 1280)}
+
+
+# ---- prompts ----------------------------------------------------------------------------------------
+
+
+def test_the_papers_prompts():
+    assert len(concepts.SDXL.concepts) == 24
+    categories = [c.category for c in concepts.SDXL.concepts]
+    assert {categories.count(c) for c in set(categories)} == {6}
+    assert len(set(categories)) == 4
+    prompts = {c.name: c.prompt for c in concepts.SDXL.concepts}
+    assert prompts["dog"] == "A dog, full body, highly detailed photograph."
+    assert prompts["hokusai"] == "A woodblock print in the style of Hokusai."
+    assert prompts["croissant"] == "Eating a croissant, highly detailed photograph."
+    assert [concepts.SDXL.concept(n).token for n in concepts.SDXL.shown] == [
+        "dog", "horse", "cat", "gogh", "monet", "sai", "sushi", "croissant"
+    ]  # fmt: skip
+    assert concepts.SDXL.steps == 50
+    assert len(concepts.SDXL.locations) == 4
+
+
+def test_mini_has_four_categories_of_its_own():
+    assert {c.category for c in concepts.MINI.concepts} == {"colours", "shapes", "places", "styles"}
+    tokenizer = tiny_pipeline().tokenizer
+    for concept in concepts.MINI.concepts:
+        assert f"{concept.token}</w>" in tokenizer.convert_ids_to_tokens(tokenizer(concept.prompt).input_ids)
+    for c in concepts.MINI.compositions:
+        assert all(concepts.MINI.concept(name).token in c.prompt.split() for name in c.concepts)
+    for pairs in composition.PAIRS.values():
+        for first, second, _ in pairs:
+            assert concepts.MINI.concept(first) != concepts.MINI.concept(second)
+
+
+# ---- judge ------------------------------------------------------------------------------------------
+
+
+def seen(*objects):
+    """Detections from (x, colour, shape)."""
+    n = len(objects)
+    return Detections(
+        centers=np.array([(x, 0.5) for x, _, _ in objects], np.float32).reshape(n, 2), boxes=np.zeros((n, 4)),
+        colors=np.array([world.COLOR_NAMES.index(c) for _, c, _ in objects], int),
+        shapes=np.array([world.SHAPES.index(s) for _, _, s in objects], int),
+        sizes=np.zeros(n, int), materials=np.zeros(n, int), scores=np.ones(n), quality=np.ones(n),
+    )  # fmt: skip
+
+
+def test_judge_needs_both_attributes_on_one_object():
+    asked = [Thing(color="red", shape="cube", place="left"), Thing(color="blue", shape="sphere", place="right")]
+    good = judge(asked, seen((0.2, "red", "cube"), (0.8, "blue", "sphere")))
+    assert good.right
+    assert good.strict
+    assert good.count
+    assert good.placed
+    swapped = judge(asked, seen((0.2, "blue", "cube"), (0.8, "red", "sphere")))  # right words, wrong binding
+    assert not swapped.right
+    assert swapped.colors
+    assert swapped.shapes
+    crossed = judge(asked, seen((0.8, "red", "cube"), (0.2, "blue", "sphere")))
+    assert crossed.right
+    assert not crossed.strict
+    assert not crossed.placed
+    more = judge(asked, seen((0.2, "red", "cube"), (0.5, "gray", "cube"), (0.8, "blue", "sphere")))
+    assert more.right
+    assert not more.strict
+    assert not judge(asked, seen()).right
+    twins = [Thing(color="red", shape="cube")] * 2
+    assert not judge(twins, seen((0.2, "red", "cube"))).right  # one object cannot serve twice
+    assert judge([Thing(color="red")], seen((0.2, "red", "sphere"))).right  # no shape asked
+
+
+def test_paired_proportions():
+    before, after = [True] * 5 + [False] * 5 + [False] * 10, [True] * 3 + [False] * 2 + [True] * 5 + [False] * 10
+    result = paired(before, after)
+    assert (result.before, result.after, result.gained, result.lost) == (5, 8, 5, 2)
+    assert result.difference == pytest.approx(0.15)
+    changes = np.array(after, float) - np.array(before, float)
+    half = 1.959964 * changes.std() / np.sqrt(20)
+    assert result.interval() == pytest.approx((0.15 - half, 0.15 + half))
+    assert paired([False] * 10, [True] * 10).p_value() == pytest.approx(2 / 2**10)
+    with pytest.raises(LcsError, match="pairs"):
+        paired([], [])
+
+
+def test_relation_is_a_rank_correlation():
+    def pair(cosine, successes):
+        return composition.PairResult("k", "a", "b", "", cosine, successes, 10)
+
+    assert composition.Relation((pair(0.1, 9), pair(0.3, 5), pair(0.9, 0))).spearman()[0] == pytest.approx(-1)
+    assert np.isnan(composition.Relation((pair(0.1, 9), pair(0.3, 9))).spearman()[0])
+    assert pair(0.1, 9).row()["low"] == pytest.approx(wilson(9, 10)[0])
+
+
+# ---- loading ----------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_loaded_says_why(tmp_path):
+    with pytest.raises(LcsError, match="train it with"):
+        package.load_pipeline("mini-sdxl", "cpu", root=tmp_path)
+    with pytest.raises(LcsError, match="neither"):
+        package.load_pipeline("no-such-model", "cpu")
+    with pytest.raises(LcsError, match="model_index"):
+        package.load_pipeline(str(tmp_path), "cpu")
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    with pytest.raises(LcsError, match="not a Stable Diffusion XL"):
+        package.load_pipeline(str(tmp_path), "cpu")
+    with pytest.raises(LcsError, match="no GPU"):
+        package.load_pipeline("mini-sdxl", "cpu", offload=True)
+
+
+def failing_download(monkeypatch, cause):
+    def download(*args, **kwargs):
+        raise OSError("Cannot load model: a long text") from cause
+
+    monkeypatch.setattr(package.StableDiffusionXLPipeline, "download", download)
+    monkeypatch.setattr(package, "_available_memory", lambda: 10**12)
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        (GatedRepoError("x", response=httpx2.Response(403, request=httpx2.Request("GET", "http://hub"))), "gated"),
+        (httpx2.ConnectError("no route"), "cannot be reached"),
+    ],
+)
+def test_the_hub_s_refusals_are_one_line(monkeypatch, cause, expected):
+    failing_download(monkeypatch, cause)
+    with pytest.raises(LcsError, match=expected) as error:
+        package.load_pipeline(facts.SDXL_BASE, "cpu")
+    assert "\n" not in str(error.value)
+    assert facts.SDXL_BASE in str(error.value)
+
+
+def test_too_little_memory_is_found_before_the_download(monkeypatch):
+    monkeypatch.setattr(package, "_available_memory", lambda: 8 * 10**9)
+    monkeypatch.setattr(package.StableDiffusionXLPipeline, "download", lambda *a, **k: pytest.fail("downloaded"))
+    with pytest.raises(LcsError, match="needs about 18 GB on cpu and 8 GB are free"):
+        package.load_pipeline(facts.SDXL_BASE, "cpu")
+
+
+def test_the_command_ends_with_one_line(monkeypatch, capsys):
+    for arguments, expected in ((["--effort", "huge"], "unknown effort"), (["--model", "nope"], "neither")):
+        monkeypatch.setattr(sys, "argv", ["lcs", "sdxl", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == 2
+        error = capsys.readouterr().err.strip().splitlines()
+        assert len(error) == 1
+        assert expected in error[0]
+
+
+# ---- the study --------------------------------------------------------------------------------------
+
+
+def test_study_of_a_random_model_draws_every_figure(monkeypatch, tmp_path):
+    few = [c for c in concepts.MINI.concepts if c.name in ("red", "blue", "cube", "sphere")]
+    subject = replace(
+        concepts.MINI, size=32, steps=3, concepts=tuple(few), shown=("red", "cube"),
+        compositions=(concepts.Composition(("red", "cube"), "a red cube"),),
+    )  # fmt: skip
+    monkeypatch.setitem(study.EFFORTS, "tiny", study.Effort(1, 2, 2, 3, 4, 1, 2, False))
+    result = study.run_study("tiny", tmp_path, "tiny", progress=False, pipe=tiny_pipeline(), subject=subject)
+    for paths in result["figures"].values():
+        assert [p.suffix for p in paths] == [".png", ".pdf"]
+        assert all(p.stat().st_size > 1000 for p in paths)
+    assert {"gradients", "influence", "word-maps", "disentanglement", "attention"} <= set(result["figures"])
+    assert [row["space"] for row in result["tables"]["spaces"]] == [
+        "down blocks", "mid blocks", "up blocks", "latent", "pixel"
+    ]  # fmt: skip
+    assert result["numbers"]["transformer_blocks"] == 11
+    assert (tmp_path / "sdxl-numbers.json").exists()
+    assert "| space |" in study.to_markdown(result["tables"]["spaces"])
+    with pytest.raises(LcsError, match="unknown effort"):
+        study.run_study(effort="huge")
+
+
+# ---- the shipped model ------------------------------------------------------------------------------
+
+
+@needs_mini
+def test_shipped_model_is_small_honest_and_loads():
+    from diffusers import StableDiffusionXLPipeline
+
+    manifest = package.read_json(SHIPPED)
+    assert manifest["bytes"] < 40_000_000
+    assert manifest["samples"] > 0
+    for objects in (1, 2):
+        row = manifest["measured"][f"{objects} objects"]
+        assert row["prompts"] == 200
+        assert row["low"] <= row["right"] <= row["high"]
+        assert (row["low"], row["high"]) == pytest.approx(wilson(round(row["right"] * 200), 200))
+    plain = StableDiffusionXLPipeline.from_pretrained(SHIPPED.parent, local_files_only=True)
+    assert type(plain.unet).__name__ == "UNet2DConditionModel"
+    pipe = package.load_pipeline()
+    from lcs.sdxl.generate import generate
+
+    image = generate(pipe, "a large red metal cube on the left and a small blue rubber sphere on the right", steps=4)
+    assert image.shape == (64, 64, 3)
+
+
+@needs_mini
+@pytest.mark.slow
+def test_shipped_model_obeys_as_its_manifest_says():
+    from lcs.counter.detector import load_counter
+    from lcs.sdxl.judge import measure_obedience
+
+    pipe, counter = package.load_pipeline(), load_counter()
+    for objects in (1, 2):
+        row = package.read_json(SHIPPED)["measured"][f"{objects} objects"]
+        again = measure_obedience(pipe, counter, objects, 200, row["steps"], row["guidance"]).row()
+        assert again["right"] == pytest.approx(row["right"], abs=0.03)
+
+
+@needs_mini
+@pytest.mark.slow
+def test_quick_study_runs_from_the_command_line(tmp_path):
+    command = [sys.executable, "-m", "lcs", "sdxl", "--effort", "quick", "--out", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "sdxl-intervention.png").exists()

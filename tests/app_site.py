@@ -65,7 +65,8 @@ def make_results(folder: Path) -> Path:
     write_json(
         folder / "figures.json", [figure, {**figure, "file": "../outside.png"}, {**figure, "file": "/etc/passwd"}]
     )
-    (folder / "table1.csv").write_text("experiment,trained on,paper,ours\ngrid-single,1-3,1+(0-2),1\n")
+    table = "| experiment | trained on | paper | ours |\n|---|---|---|---|\n| grid-single | 1-3 | 1+(0-2) | 1 |\n"
+    (folder / "table1-table1.md").write_text(table)
     return folder
 
 

@@ -264,7 +264,7 @@ def test_samples_are_those_of_the_library(root):
     result = draw_samples(there, request, seen.append)
     label = get_conditioner("grid-all").test_conditions
     label = get_conditioner("grid-all").encode_conditions([label[0], label[2]])
-    direct = sample_rgb(request.run, there.model(request.run), label, (5, 6), steps=3, solver="heun")
+    direct = sample_rgb(request.run, there.model(request.run), np.stack([label] * 2), (5, 6), steps=3, solver="heun")
     assert np.array_equal(result.images, direct)
     assert [step for step, _ in seen] == [0, 1, 2, 3]
     assert any(images is not None and images.shape == (2, 64, 64, 3) for _, images in seen)
@@ -362,6 +362,7 @@ def test_stored_results_are_shown_and_stay_in_their_folder(tmp_path, monkeypatch
     shown = results.claims_html(folder)
     assert "grid-all &lt;b&gt;composes" in shown
     assert "7 to 9" in shown
+    assert "1+(0-2)" in shown  # a stored table
     well_formed(shown)
     figures = results.figures(folder)
     assert len(figures) == 1

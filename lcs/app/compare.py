@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import html
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
-from lcs.app import checks, draw, inputs, maps
+from lcs.app import checks, draw, inputs, maps, results
 from lcs.app.checks import guarded
 from lcs.app.inputs import QUICK, Linked, Site
 from lcs.app.models import LANE, Done, Models, gpu, stream
@@ -41,7 +39,7 @@ def pair_choices(models: Models) -> list[tuple[str, str]]:
 
 
 @gpu
-def _run(models: Models, runs: tuple[Run, Run], asked, seed: int, count: int, results: Path) -> Iterator[tuple]:
+def _run(models: Models, runs: tuple[Run, Run], asked, seed: int, count: int, folder: Path) -> Iterator[tuple]:
     """(columns, status, JSON, PNG button, JSON button): first both samples, live, then both maps."""
     requests = [Request(run, (asked,) * count, tuple(range(seed, seed + count)), STEPS, "dpmpp_2m") for run in runs]
     pixel = asked[0] if asked else (0.5, 0.5)
@@ -74,7 +72,7 @@ def _run(models: Models, runs: tuple[Run, Run], asked, seed: int, count: int, re
         ]
         data = {"samples": [as_data(one) for one in done], "traces": [trace.as_dict() for trace in traces]}
         pictures = _joined([sheet(one) for one in done])
-        yield _columns(columns), _verdict(done, results), data, *inputs.offered(f"{TAB}-{runs[0].name}", pictures, data)
+        yield _columns(columns), _verdict(done, folder), data, *inputs.offered(f"{TAB}-{runs[0].name}", pictures, data)
 
 
 def _joined(sheets: list[bytes]) -> bytes:
@@ -88,7 +86,7 @@ def _columns(columns: list[str]) -> str:
     return f'<div class="vs">{"".join(parts)}</div>'
 
 
-def _verdict(done: list[Sampled], results: Path) -> str:
+def _verdict(done: list[Sampled], folder: Path) -> str:
     """What to see, in one sentence, and the rows of the artifact's table."""
     standard = done[0]
     asked = len(standard.request.conditions[0])
@@ -100,30 +98,19 @@ def _verdict(done: list[Sampled], results: Path) -> str:
         f"Both were trained on {trained} with the same labels. Asked for <b>{asked}</b>, the standard model puts "
         f"<b>{mean[0]:g}</b> in place on average and the one that can only look nearby <b>{mean[1]:g}</b>."
     )
-    return draw.note(said, "good" if mean[1] > mean[0] else "") + table_rows([one.request.run for one in done], results)
+    return draw.note(said, "good" if mean[1] > mean[0] else "") + table_rows([one.request.run for one in done], folder)
 
 
-def table_rows(runs: list[Run], results: Path) -> str:
+def table_rows(runs: list[Run], folder: Path) -> str:
     """The rows of both models in the artifact's table 1, if it has been made."""
-    path = next(iter(sorted(results.rglob("table1.csv"))), None) if results.is_dir() else None
-    if path is None:
+    stored = next((path for path in results.stored_tables(folder) if path.name.endswith("table1.md")), None)
+    if stored is None:
         return (
             '<div class="missing">K_max of both, measured on many samples, comes with <code>make artifact</code>.</div>'
         )
     wanted = {(run.experiment.name, "1" if run.objects == 1 else f"1-{run.objects}") for run in runs}
-    with open(path, newline="") as handle:
-        rows = [row for row in csv.DictReader(handle) if (row.get("experiment"), row.get("trained on")) in wanted]
-    if not rows:
-        return ""
-    names = list(rows[0])
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f'<td data-name="{html.escape(n)}">{html.escape(row[n] or "")}</td>' for n in names) + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="scroll"><table class="claims"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    rows = results.read_table(stored)
+    return results.table_html([row for row in rows if (row.get("experiment"), row.get("trained on")) in wanted])
 
 
 # ---- the tab --------------------------------------------------------------------------------------

@@ -73,8 +73,42 @@ def claims_html(folder: Path) -> str:
     head = "".join(f"<th>{name}</th>" for name in ("", "claim", "paper", "ours", "95% interval"))
     return (
         draw.note(said) + '<div class="scroll"><table class="claims"><thead><tr>'
-        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{tables_html(folder)}"
     )
+
+
+def stored_tables(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.md")) if folder.is_dir() else []
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a Markdown file that holds one table, as the artifact writes it."""
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
+    except (OSError, UnicodeDecodeError):
+        return []
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(cells[0], row, strict=False)) for row in cells[2:]]
+
+
+def table_html(rows: list[dict[str, str]]) -> str:
+    if not rows:
+        return ""
+    head = "".join(f"<th>{_text(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f'<td data-name="{_text(name)}">{_text(value)}</td>' for name, value in row.items()) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="scroll"><table class="claims"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def tables_html(folder: Path) -> str:
+    """Every stored table, closed until somebody opens it."""
+    parts = [(path.stem, table_html(read_table(path))) for path in stored_tables(folder)]
+    shown = (f"<details><summary>{_text(name)}</summary>{table}</details>" for name, table in parts if table)
+    return f'<div class="tables">{"".join(shown)}</div>'
 
 
 def figures(folder: Path) -> list[tuple[str, str]]:

@@ -69,6 +69,7 @@ CSS = """
 .cards.n1 { grid-template-columns: minmax(0, 420px); }
 .cards.n2, .cards.n3, .cards.n4 { grid-template-columns: repeat(2, minmax(0, 1fr)); }
 .cards.n9, .cards.n13 { grid-template-columns: repeat(auto-fill, minmax(118px, 1fr)); }
+.cards.n9 figcaption, .cards.n13 figcaption { font-size: .76rem; padding: 5px 8px 6px; }
 .over { margin: 0 0 6px; font-size: .95rem; font-weight: 600; }
 .over.below { margin-top: 12px; }
 .card { margin: 0 !important; border-radius: 12px; overflow: hidden; border: 1px solid var(--border-color-primary);
@@ -83,6 +84,9 @@ CSS = """
 .found { fill: none; stroke-width: 1.1; }
 .no-asked .asked, .no-found .found { display: none; }
 .picture.sharp image { image-rendering: pixelated; }
+
+.gradio-container pre, .gradio-container pre code { white-space: pre-wrap !important; overflow-wrap: anywhere; }
+.gradio-container .prose { min-width: 0; max-width: 100%; }
 
 /* words */
 .note { padding: 9px 13px; border-radius: 10px; background: var(--background-fill-secondary); font-size: .92rem;
@@ -99,7 +103,8 @@ CSS = """
 .empty code { display: block; width: fit-content; max-width: 100%; overflow-wrap: anywhere; margin: 5px 0;
   padding: 5px 10px; border-radius: 8px; background: var(--block-background-fill); }
 .missing { font-size: .83rem; color: var(--body-text-color-subdued); line-height: 1.5; }
-.missing summary { cursor: pointer; }
+.missing summary, .tables summary { cursor: pointer; }
+.tables { margin-top: 12px; } .tables details { margin: 4px 0; }
 
 /* words of a prompt */
 .board.plain { max-width: none; border: 0; border-radius: 0; background: none; }

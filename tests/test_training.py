@@ -14,6 +14,7 @@ import pytest
 import torch
 from tiny import SCALE, source, tiny_run
 
+from lcs import weights
 from lcs.errors import LcsError
 from lcs.experiments import Recipe, Run, get_experiment
 from lcs.model.build import build_model, trained_network
@@ -270,3 +271,31 @@ def test_a_wider_embedding_starts_from_the_same_function(tmp_path):
     assert torch.allclose(before, after, atol=1e-5)
     assert not torch.allclose(after, moved, atol=1e-3)  # and it listens to its label
     assert new.unet.emb_noise.weight.shape[0] == 4 * old.unet.emb_noise.weight.shape[0]
+
+
+# ---- the queue ships and goes on ------------------------------------------------------------------
+
+
+def test_finished_runs_are_shipped_once(tmp_path, monkeypatch):
+    exported, manifest = [], {}
+
+    def export(run, folder, stage):
+        exported.append((run.name, stage))
+        manifest[weights.entry_key(run, stage)] = {"samples": run.recipe.samples}
+
+    monkeypatch.setattr(weights, "export", export)
+    monkeypatch.setattr(weights, "read_manifest", lambda: manifest)
+    train_all([tiny_run()], None, tmp_path, 0, QUIET)
+    assert not exported  # not asked to
+    for _ in range(2):  # also when training ended in an earlier call, and not twice
+        train_all([tiny_run()], None, tmp_path, 0, QUIET, ship=True)
+    assert exported == [("grid-single-m2", "late")]
+
+
+def test_a_queue_goes_on_without_the_data_of_one_run(tmp_path, capsys):
+    cifar = Run(get_experiment("cifar10"), 0, tiny_run().scale)
+    train_all([cifar, tiny_run()], None, tmp_path, 0, QUIET)
+    assert "cifar10: skipped, cifar10 needs --cifar" in capsys.readouterr().out
+    assert (tmp_path / "tiny" / "grid-single-m2" / "late.safetensors").exists()
+    with pytest.raises(LcsError, match="needs --cifar"):
+        train_all([cifar], None, tmp_path, 0, QUIET)

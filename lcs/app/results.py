@@ -14,19 +14,13 @@ from lcs.app.checks import guarded
 from lcs.app.inputs import QUICK, Linked, Site
 from lcs.data.files import read_json
 from lcs.errors import LcsError
+from lcs.hub.cards import CITATION
 
 TAB = "results"
 MAX_FIGURE_BYTES = 4_000_000
 _BADGES = {"came out": "yes", "partly": "partly", "not": "no", "not run": ""}
 _WORDS = {"not": "did not come out"}
 _COLUMNS = ("paper", "ours", "interval")
-
-CITATION = """@article{bradley2025local,
-  title   = {Local Mechanisms of Compositional Generalization in Conditional Diffusion},
-  author  = {Bradley, Arwen},
-  journal = {arXiv preprint arXiv:2509.16447},
-  year    = {2025}
-}"""
 
 COMMANDS = """make artifact                       # every table and figure, from the shipped checkpoints
 make test                           # tests
@@ -145,7 +139,7 @@ def build(site: Site) -> Linked:
     )  # fmt: skip
     with gr.Row(equal_height=False):
         with gr.Column(min_width=300):
-            gr.Markdown(f"**How to cite the paper**\n```bibtex\n{CITATION}\n```")
+            gr.Markdown(f"**How to cite the paper**\n\n{CITATION}")
         with gr.Column(min_width=300):
             gr.Markdown(f"**Commands**\n```bash\n{COMMANDS}\n```")
     gr.Markdown(f"**The same from Python**\n```python\n{API}\n```")

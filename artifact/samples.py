@@ -37,7 +37,7 @@ def fig1(context: Context) -> dict:
 
 
 CAPTION_1 = (
-    "One sample (noise seed 0) per experiment and K; circles mark the asked locations. Below each picture: objects in "
+    "One sample (noise seed 0) per experiment and K; dots mark the asked locations. Below each picture: objects in "
     "place, and extra ones after the plus. All models were trained on 1-3 objects; the line marks where training ends."
 )
 
@@ -118,12 +118,11 @@ def _canvas(pictures: Sequence[Sequence[np.ndarray | None]], gap: tuple[int, int
 
 
 def _mark(axes, at, row: int, column: int, k: int, counts: dict) -> None:
-    """Circles at the asked locations."""
+    """Dots at the asked locations."""
     if counts["experiment"] == "color" or not k:
         return
     points = np.array([at(row, column, x, y) for x, y in TEST_LOCATIONS[:k]])
-    for color, thick in (("black", 1.5), ("white", 0.7)):
-        axes.plot(points[:, 0], points[:, 1], "o", ms=4.5, mfc="none", mec=color, mew=thick)
+    axes.plot(points[:, 0], points[:, 1], "o", ms=2.2, mfc="white", mec="black", mew=0.5)
 
 
 def verdict(counts: dict) -> str:

@@ -1,7 +1,53 @@
-"""The SDXL study plugs in here."""
+"""The SDXL study, on the embedded mini-sdxl by default: pixel space, feature space, compositions, the intervention."""
 
 from __future__ import annotations
 
+from artifact.context import Context
 from artifact.steps import Step
+from lcs.errors import LcsError
+from lcs.sdxl.package import MINI_ID, load_pipeline
+from lcs.sdxl.study import _plain, run_study
 
-STEPS: list[Step] = []
+CAPTIONS = {
+    "gradients": "Latent-space gradients at chosen locations, at high, middle and low noise.",
+    "influence": "Influence of each word on each location over all steps: the prompt with the word removed against the "
+    "whole prompt.",
+    "word-maps": "Where in the image each word matters.",
+    "disentanglement": "Hidden states of every transformer block: cosines between mean differences of concepts within "
+    "and between categories, by block group, in the latents and in the image.",
+    "concepts": "Cosine matrices of all concepts, block by block.",
+    "concept-samples": "What the model draws for each concept.",
+    "attention": "Cross-attention maps of the most relevant token, by layer: cosines between concepts.",
+    "composed-attention": "A token inside a composed prompt against the same concept alone.",
+    "compositions": "Composed prompts.",
+    "samples": "Held-out prompts with one and two objects, and what the counter says of them.",
+    "relation": "Does composition succeed more often where concepts are disentangled?",
+    "intervention": "The local intervention: each region may attend only to its own words. Same prompts and seeds with "
+    "and without it.",
+}
+
+
+def sdxl(context: Context) -> dict:
+    pipe = load_pipeline(MINI_ID)  # raises if it is not shipped or damaged
+    if context.settings.device != "cpu":
+        pipe = pipe.to(context.settings.device)
+    result = run_study(MINI_ID, None, context.effort.name, pipe=pipe)
+    for name, figure in result["figures"].items():
+        if name not in CAPTIONS:
+            raise LcsError(f"the SDXL study drew {name!r}, which has no caption")
+        context.figure(name, figure, CAPTIONS[name])
+    for name, rows in result["tables"].items():
+        context.table(name, [{k: _cell(v) for k, v in row.items()} for row in rows], f"SDXL study: {name}.")
+    return _plain(result["numbers"])
+
+
+def _cell(value) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+STEPS = [
+    Step("sdxl", "SDXL: pixel space, feature space, compositions, a local intervention", "v1 Fig 6, 7, 13; v2 Fig 4, 5",
+         sdxl, cost=300, sources=("sdxl/*.py", "counter/detector.py")),
+]  # fmt: skip

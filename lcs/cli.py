@@ -262,12 +262,12 @@ register_app(app, bench_app)
 
 def main() -> None:
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
+        if isinstance(code, int):  # of typer.Exit, which does not get here as an exception
+            sys.exit(code)
     except LcsError as error:
         print(f"lcs: {error}", file=sys.stderr)
         sys.exit(2)
-    except typer.Exit as exit_:
-        sys.exit(exit_.exit_code)
     except typer.Abort:
         print("lcs: stopped", file=sys.stderr)
         sys.exit(130)

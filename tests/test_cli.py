@@ -100,3 +100,17 @@ def test_accelerate_launch_renders_its_part(tmp_path):
         done = lcs(*arguments, env={"RANK": rank, "WORLD_SIZE": "2"})
         assert done.returncode == 0, done.stderr
     assert len(RenderedScenes(tmp_path, (1,), verify=True)) == 4
+
+
+def test_an_artifact_that_lacks_something_exits_with_1(monkeypatch):
+    import artifact.runner
+
+    monkeypatch.setattr(sys, "argv", ["lcs", "artifact"])
+    for complete, code in ((False, 1), (True, None)):
+        monkeypatch.setattr(artifact.runner, "run_artifact", lambda *args, complete=complete: complete)
+        if code is None:
+            main()
+        else:
+            with pytest.raises(SystemExit) as stopped:
+                main()
+            assert stopped.value.code == code

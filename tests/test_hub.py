@@ -490,7 +490,8 @@ def project(tmp_path) -> Path:
     root = tmp_path / "project"
     for name in ("app.py", "lcs/__init__.py", "lcs/model/edm2.py", "lcs/__pycache__/x.pyc", "weights/.a.part",
                  "weights/a.safetensors", "weights/manifest.json", "LICENSE", "NOTICE", "Dockerfile", ".dockerignore",
-                 "pyproject.toml", ".env", "runs/state.safetensors"):  # fmt: skip
+                 "pyproject.toml", ".env", "runs/state.safetensors", "artifact/runner.py",
+                 "artifact/results/claims.json"):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
     (root / "requirements.txt").write_text("torch==1\ngradio==6.31.0\n")
@@ -500,7 +501,7 @@ def project(tmp_path) -> Path:
 def test_the_space_gets_exactly_its_files(hub, project):
     files = assemble(project)
     names = {"app.py", "lcs/__init__.py", "lcs/model/edm2.py", "weights/a.safetensors", "weights/manifest.json",
-             "requirements.txt", "README.md", "LICENSE", "NOTICE"}  # fmt: skip
+             "requirements.txt", "README.md", "LICENSE", "NOTICE", "artifact/results/claims.json"}  # fmt: skip
     assert set(files) == names
     front = yaml.safe_load(files["README.md"].decode().split("---")[1])
     assert front["sdk"] == "gradio"
@@ -512,7 +513,7 @@ def test_the_space_gets_exactly_its_files(hub, project):
     push_space("me/demo", files)
     assert set(hub.files("space", "me/demo")) == names | {".gitattributes"}
     docker = assemble(project, "docker")
-    assert set(docker) - names == {"Dockerfile", ".dockerignore", "pyproject.toml"}
+    assert set(docker) - names == {"Dockerfile", ".dockerignore", "pyproject.toml", "artifact/runner.py"}
     assert yaml.safe_load(docker["README.md"].decode().split("---")[1])["app_port"] == 7860
 
 

@@ -18,8 +18,8 @@ from lcs.hub.push import commit_files
 
 ROOT = Path(__file__).parents[2]
 PYTHON = "3.11"
-FILES = ("app.py", "lcs", "weights", "requirements.txt", "LICENSE", "NOTICE")
-DOCKER_FILES = ("Dockerfile", ".dockerignore", "pyproject.toml")
+FILES = ("app.py", "lcs", "weights", "artifact/results", "requirements.txt", "LICENSE", "NOTICE")
+DOCKER_FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", "artifact")
 SDKS = ("gradio", "docker")
 _LEFT_OUT = re.compile(r"(^|/)(\.|__pycache__(/|$))|\.(pyc|tmp|part)$")
 

@@ -76,6 +76,8 @@ def _card(settings: MiniSettings, samples: int, measured: dict) -> str:
         "```", "",
         "Held-out prompts, judged by the project's counter (colour and shape of every object right; 95% interval):", "",
     ]  # fmt: skip
+    if not measured:
+        lines.append("- not measured yet")
     for key, row in measured.items():
         if key.endswith("objects"):
             lines.append(f"- {key}: {row['right']:.1%} of {row['prompts']} ({row['low']:.1%} to {row['high']:.1%})")

@@ -263,8 +263,9 @@ def test_manifest_states_what_was_measured():
     measured = package.read_json(SHIPPED)["measured"]
     if not measured:
         pytest.skip("the shipped model has not been measured yet")
-    for objects in (1, 2):
-        row = measured[f"{objects} objects"]
+    rows = [row for key, row in measured.items() if key.endswith("objects")]
+    assert rows
+    for row in rows:
         assert row["prompts"] == 200
         assert (row["low"], row["high"]) == pytest.approx(wilson(round(row["right"] * 200), 200))
 
@@ -279,9 +280,8 @@ def test_shipped_model_obeys_as_its_manifest_says():
     if not measured:
         pytest.skip("the shipped model has not been measured yet")
     pipe, counter = package.load_pipeline(), load_counter()
-    for objects in (1, 2):
-        row = measured[f"{objects} objects"]
-        again = measure_obedience(pipe, counter, objects, 200, row["steps"], row["guidance"]).row()
+    for row in (row for key, row in measured.items() if key.endswith("objects")):
+        again = measure_obedience(pipe, counter, row["objects"], 200, row["steps"], row["guidance"]).row()
         assert again["right"] == pytest.approx(row["right"], abs=0.03)
 
 

@@ -153,8 +153,8 @@ def kept(table: SceneTable, rng: np.random.Generator) -> np.ndarray:
 def evaluation_prompts(objects: int, n: int, seed: int = 0) -> list[tuple[str, list[Thing]]]:
     """`n` distinct held-out prompts without style, each with what it asks for; colour and shape are always named.
 
-    Attributes are drawn as in training (small objects as rarely as `KEEP` leaves them), and several objects
-    stand in different thirds of the image.
+    Attributes are drawn as in training, and several objects stand in different thirds of the image. Because prompts
+    are distinct and those with one object are few, small ones are more frequent among those (three in ten).
     """
     rng = np.random.default_rng([seed, objects, 77])
     found: dict[str, list[Thing]] = {}

@@ -119,7 +119,8 @@ def _means(
     pipe: Pipe, prompt: str, tokens: Sequence[int], seeds: Sequence[int], at: Sequence[int], steps: int,
     guidance: float, size: int | None, whole: bool, batch: int,
 ) -> dict:  # fmt: skip
-    """Means over seeds of one prompt: hidden states at step 0, attention at steps `at`, finished latents and pixels."""
+    """Means over seeds of one prompt: hidden states at step 0; if `whole`, attention at steps `at` (else only at the
+    first) and finished latents and pixels."""
     total: dict[str, dict] = {"hidden": {}, "attention": {}, "output": {}}
 
     def add(kind: str, name: str, part: Tensor) -> None:
@@ -140,7 +141,7 @@ def _means(
 
             latents = sample(
                 pipe, encode(pipe, [prompt], size).repeat(n), initial_noise(pipe, chosen, size), steps, guidance, look,
-                stop_after=None if whole else max(at) + 1,
+                stop_after=None if whole else 1,
             )  # fmt: skip
         for name, passes in states.records.items():
             add("hidden", name, passes[0].sum(0))  # [n, C]

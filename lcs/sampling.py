@@ -38,6 +38,8 @@ def sample(
     size = resolution_of(run)
     if labels is not None:
         labels = torch.as_tensor(labels, dtype=torch.float32, device=device).expand(len(seeds), -1)
+        # A copy in PyTorch's aligned memory: matrix products round differently on numpy's, from one call to the next.
+        labels = labels.clone(memory_format=torch.contiguous_format)
     images = []
     for at in range(0, len(seeds), CHUNK):
         part = slice(at, at + CHUNK)

@@ -171,8 +171,8 @@ def test_large_requests_are_refused_before_they_are_read(url):
             yield b"x" * 10_000
 
     assert httpx.post(f"{url}/gradio_api/call/sample", content=chunks(30)).status_code in (400, 413)
-    small = iter([json.dumps({"data": GOOD}).encode()])  # a proxy may send it so
-    assert httpx.post(f"{url}/gradio_api/call/sample", content=small).status_code == 200
+    small, as_json = iter([json.dumps({"data": GOOD}).encode()]), {"content-type": "application/json"}  # as a proxy may
+    assert httpx.post(f"{url}/gradio_api/call/sample", content=small, headers=as_json).status_code == 200
 
 
 def test_the_queue_cannot_be_skipped(url):

@@ -167,7 +167,7 @@ def test_all_tabs_in_both_themes(visit, scheme):
         ("Length generalization", "#length-go"),
     ):
         one.tab(name)
-        one.page.locator(sign).wait_for(state="visible")
+        one.page.locator(sign).first.wait_for(state="visible")
     assert one.errors == []
 
 

@@ -138,3 +138,16 @@ def test_where_the_loops_are_not_used():
         assert not fused.usable(x.contiguous(), training=False)
         torch.set_num_threads(2)
         assert not fused.usable(x, training=False)
+
+
+def test_results_do_not_depend_on_addresses():
+    """Bit for bit the same, wherever the memory lies: loops have scalar versions for arrays that might overlap."""
+    x, b, c = maps(2, 32, 16, 16).detach(), maps(2, 64, 16, 16, seed=1).detach(), torch.rand(2, 32)
+    first, held = None, []
+    for i in range(20):
+        held.append(torch.empty(1 + 977 * i))  # moves the next allocations
+        a, skip = (v.clone(memory_format=torch.preserve_format) for v in (x, b))
+        results = [*fused.NormSilu.apply(a), fused.ScaleSilu.apply(a, c), *fused.CatSilu.apply(a, skip, 1.1, 0.9)]
+        results.append(fused.AddClip.apply(a.clone(memory_format=torch.preserve_format), a, 0.7, 4.0))
+        first = first or results
+        assert all(torch.equal(one, two) for one, two in zip(first, results, strict=True))

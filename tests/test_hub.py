@@ -550,7 +550,7 @@ def test_commands(hub, mine, pinned, project, tmp_path, monkeypatch, capsys):
     assert (code, text.splitlines()[-1]) == (0, "grid-single-m2: downloaded")
     code, text = lcs("space", "--repo", "me/demo", "--root", str(project))
     assert code == 0
-    assert "bytes in 9 files" in text
+    assert "bytes in 10 files" in text
     assert ("space", "me/demo") not in hub.repos
     code, text = lcs("space", "--repo", "me/demo", "--root", str(project), "--push")
     assert code == 0

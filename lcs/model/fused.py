@@ -26,6 +26,9 @@ F = np.float32
 P0, P1, P2, P3, P4 = F(0.999999983), F(0.133924322), F(0.00350913365), F(2.08319377e-05), F(1.3663397e-08)
 Q1, Q2, Q3, Q4 = F(0.467257508), F(0.0259285184), F(0.000330778486), F(7.90293108e-07)
 ONE, HALF, TOP = F(1), F(0.5), F(9)
+# Sums may be reordered, so that they vectorise. Fused multiply-adds are left out: loops check at run time whether their
+# arrays overlap and fall back to a scalar version, which would round differently depending on addresses.
+MATH = {"reassoc", "nsz", "nnan", "ninf"}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
@@ -73,7 +76,7 @@ def _sigmoid(x):
     return HALF + HALF * u * p / q
 
 
-@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
 def _norm_silu(x, out, act, factors):
     """Pixel norm, then SiLU of it: out = f x, act = silu(out), f = 1 / (eps + |x| / sqrt(C)) per pixel."""
     pixels, channels = x.shape
@@ -89,7 +92,7 @@ def _norm_silu(x, out, act, factors):
             act[i, c] = v * _sigmoid(v)
 
 
-@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
 def _norm_silu_back(out, factors, grad_out, grad_act, grad_x):
     """g = grad_out + grad_act silu'(out); grad_x = f (g - <out, g> out s), s = |x| / sqrt(C) f / (C (...)) below."""
     pixels, channels = out.shape
@@ -109,7 +112,7 @@ def _norm_silu_back(out, factors, grad_out, grad_act, grad_x):
             grad_x[i, c] = f * (grad_x[i, c] - along * out[i, c])
 
 
-@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
 def _scale_silu(y, scale, out):
     """out = silu(y scale), scale [B or 1, C] for each image."""
     per_image = y.shape[0] // scale.shape[0]
@@ -120,7 +123,7 @@ def _scale_silu(y, scale, out):
                 out[i, c] = v * _sigmoid(v)
 
 
-@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
 def _scale_silu_back(y, scale, grad, grad_y, grad_scale):
     per_image = y.shape[0] // scale.shape[0]
     for b in range(scale.shape[0]):
@@ -134,7 +137,7 @@ def _scale_silu_back(y, scale, grad, grad_y, grad_scale):
                 grad_scale[b, c] += g * y[i, c]
 
 
-@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
 def _cat_silu(a, b, wa, wb, out, act):
     """out = [wa a, wb b] along the channels, act = silu(out)."""
     split = a.shape[1]
@@ -149,7 +152,7 @@ def _cat_silu(a, b, wa, wb, out, act):
             act[i, split + c] = v * _sigmoid(v)
 
 
-@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
 def _cat_silu_back(out, grad_out, grad_act, wa, wb, grad_a, grad_b):
     split = grad_a.shape[1]
     for i in range(out.shape[0]):
@@ -163,7 +166,7 @@ def _cat_silu_back(out, grad_out, grad_act, wa, wb, grad_a, grad_b):
             grad_b[i, c] = wb * (grad_out[i, split + c] + grad_act[i, split + c] * (s * (ONE + v * (ONE - s))))
 
 
-@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
 def _add_clip(y, x, alpha, clip):
     """y = clip(y + alpha x), in place."""
     for i in range(y.shape[0]):
@@ -171,7 +174,7 @@ def _add_clip(y, x, alpha, clip):
             y[i, c] = min(max(y[i, c] + alpha * x[i, c], -clip), clip)
 
 
-@njit(cache=True, fastmath=True, nogil=True, error_model="numpy")
+@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
 def _add_clip_back(out, grad, alpha, clip, grad_y, grad_x):
     for i in range(out.shape[0]):
         for c in range(out.shape[1]):

@@ -39,7 +39,7 @@ class Verdict:
     rule: str
 
 
-def judge(numbers: dict[str, dict], scale: str = "mini") -> list[Verdict]:
+def judge(numbers: dict[str, dict]) -> list[Verdict]:
     """numbers: what each step returned, by step name."""
     verdicts = []
     for claim in CLAIMS:

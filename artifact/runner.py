@@ -79,7 +79,7 @@ def run_artifact(
             note = f"failed: {failures[step.name]}"
             traceback.print_exc(file=sys.stderr)
         print(f"      {note}", flush=True)
-    verdicts = claims.judge({name: result.numbers for name, result in results.items()}, scale)
+    verdicts = claims.judge({name: result.numbers for name, result in results.items()})
     total = time.monotonic() - began
     facts = report.environment(settings_dict(settings), settings, wanted, total)
     report.write(settings.out, steps, results, failures, verdicts, facts)

@@ -6,7 +6,7 @@ from artifact.context import Context
 from artifact.steps import Step
 from lcs.errors import LcsError
 from lcs.sdxl.package import MINI_ID, load_pipeline
-from lcs.sdxl.study import _plain, run_study
+from lcs.sdxl.study import plain, run_study, shown
 
 CAPTIONS = {
     "gradients": "Latent-space gradients at chosen locations, at high, middle and low noise.",
@@ -37,14 +37,8 @@ def sdxl(context: Context) -> dict:
             raise LcsError(f"the SDXL study drew {name!r}, which has no caption")
         context.figure(name, figure, CAPTIONS[name])
     for name, rows in result["tables"].items():
-        context.table(name, [{k: _cell(v) for k, v in row.items()} for row in rows], f"SDXL study: {name}.")
-    return _plain(result["numbers"])
-
-
-def _cell(value) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        context.table(name, shown(rows), f"SDXL study: {name}.")
+    return plain(result["numbers"])
 
 
 STEPS = [

@@ -70,10 +70,16 @@ def train(
     mixed_precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = "no",
     checkpoint_seconds: Annotated[float, typer.Option(help="How much work a kill may lose.")] = 300.0,
     stop_after: Annotated[int | None, typer.Option(help="Leave after this many samples; resume later.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Train on so many samples, not as many as the recipe says.")
+    ] = None,
+    from_shipped: Annotated[
+        bool, typer.Option(help="Go on from the shipped weights where there is no training state.")
+    ] = False,
     ship: Annotated[bool, typer.Option(help="Copy finished runs to weights/ as fp16, with the manifest.")] = False,
 ) -> None:
     """Train one run, or all of them; run the same command again to resume. Works under `accelerate launch`."""
-    from lcs.experiments import get_run, get_scale, paper_runs, with_warm_starts
+    from lcs.experiments import get_run, get_scale, paper_runs, with_samples, with_warm_starts
 
     if (experiment is None) == (not all_):
         raise LcsError("name one experiment, or give --all")
@@ -81,6 +87,7 @@ def train(
         raise LcsError(f"--mixed-precision {mixed_precision!r} is unknown; choose no, bf16 or fp16")
     get_scale(scale)
     runs = paper_runs(scale) if all_ else [get_run(experiment, 0 if experiment == "cifar10" else objects, scale)]
+    runs = [with_samples(run, samples) if samples else run for run in runs]
     import torch  # after the checks: it takes seconds
 
     from lcs.training.queue import train_all
@@ -89,7 +96,8 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     settings = TrainSettings(micro_batch, mixed_precision, cpu, checkpoint_seconds, stop_after)
-    train_all(with_warm_starts(runs), data, out, seed, settings, ship, cifar)
+    queue = with_warm_starts(runs)
+    train_all(queue, data, out, seed, settings, ship, cifar, keep_going=all_, from_shipped=from_shipped)
 
 
 @app.command()

@@ -64,6 +64,7 @@ class Network:
     channels_per_head: int = 64
     unshuffle: int = 1  # space-to-depth factor of the stem
     channel_mult_emb: int | None = None  # width of the embedding over `channels`; None: as wide as the widest level
+    position_octaves: int = 0  # the stem also sees sines and cosines of x and y, of so many frequencies
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ SCALES = {
                 attn_resolutions=(8,),
                 channels_per_head=32,
                 channel_mult_emb=12,  # 384: many locations at once must not collide in the embedding
+                position_octaves=4,  # a network this small is slow to find out from zero padding where a pixel is
                 unshuffle=2,
             ),
             local_network=Network(
@@ -177,8 +179,10 @@ class Run:
     def network(self) -> Network:
         if self.experiment.local:
             return self.scale.local_network
-        # Without labels the embedding carries the noise level only and need not be wide.
-        return self.scale.network if self.labelled else replace(self.scale.network, channel_mult_emb=None)
+        if self.labelled:
+            return self.scale.network
+        # Without labels the embedding carries the noise level only, and nothing has to be put in a given place.
+        return replace(self.scale.network, channel_mult_emb=None, position_octaves=0)
 
     @property
     def labelled(self) -> bool:
@@ -236,6 +240,12 @@ def paper_runs(scale: str) -> list[Run]:
     """Every model of the paper's tables and figures at `scale`, the most needed first."""
     runs = [get_run(e.name, m, scale) for e in EXPERIMENTS.values() for m in e.objects]
     return sorted(runs, key=lambda run: (run.objects != 3, list(EXPERIMENTS).index(run.experiment.name)))
+
+
+def with_samples(run: Run, samples: int) -> Run:
+    """The run trained on another number of samples; what it starts from is trained as ever."""
+    name = "local_recipe" if run.experiment.local else "recipe" if run.warm_start is None else "warm_recipe"
+    return replace(run, scale=replace(run.scale, **{name: replace(run.recipe, samples=samples)}))
 
 
 def with_warm_starts(runs: list[Run]) -> list[Run]:

@@ -16,7 +16,7 @@ from torch import nn
 import lcs
 from lcs.data.files import read_json, sha256_of, write_json
 from lcs.errors import LcsError
-from lcs.experiments import Run
+from lcs.experiments import Network, Run
 from lcs.model.build import build_model, trained_network
 from lcs.training import checkpoint
 
@@ -53,17 +53,30 @@ def enter(root: Path, key: str, entry: dict) -> None:
         write_json(Path(root) / "manifest.json", read_manifest(root) | {key: entry})
 
 
-def load(run: Run, stage: str = "late", root: Path = WEIGHTS) -> nn.Module:
-    """The trained model of a run in evaluation mode; raises if it is not shipped or its file is damaged."""
+def find(run: Run, stage: str = "late", root: Path = WEIGHTS) -> Path | None:
+    """The file of a shipped checkpoint, whole and unchanged; None if it is not shipped."""
     entry = read_manifest(root).get(entry_key(run, stage))
     if entry is None:
-        raise LcsError(f"no weights for {entry_key(run, stage)} in {root}; train them with `lcs train`")
+        return None
     path = Path(root) / entry["file"]
     if not path.exists() or sha256_of(path) != entry["sha256"]:
         raise LcsError(f"{path} is missing or does not match its sha256 in the manifest; fetch it again")
-    model = build_model(run)
+    return path
+
+
+def load(run: Run, stage: str = "late", root: Path = WEIGHTS) -> nn.Module:
+    """The trained model of a run in evaluation mode; raises if it is not shipped or its file is damaged."""
+    path = find(run, stage, root)
+    if path is None:
+        raise LcsError(f"no weights for {entry_key(run, stage)} in {root}; train them with `lcs train`")
+    settings = read_manifest(root)[entry_key(run, stage)]["settings"]
     tensors, _ = checkpoint.load_tensors(path)
-    return _fill(model, tensors, path)
+    return _fill(build_model(run, stored_network(settings)), tensors, path)
+
+
+def stored_network(settings: dict) -> Network:
+    """The network of a checkpoint by its own settings: the registry may have moved on since it was trained."""
+    return Network(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings["network"].items()})
 
 
 def load_stage(run: Run, path: Path) -> nn.Module:

@@ -1,6 +1,7 @@
 """Training: schedule, resume, kill -9, process-count independence, clear failures."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +16,9 @@ import torch
 from tiny import SCALE, source, tiny_run
 
 from lcs import weights
+from lcs.data.files import read_json
 from lcs.errors import LcsError
-from lcs.experiments import Recipe, Run, get_experiment
+from lcs.experiments import Recipe, Run, get_experiment, with_samples
 from lcs.model.build import build_model, trained_network
 from lcs.model.layers import MPConv
 from lcs.training import checkpoint, trainer
@@ -249,8 +251,9 @@ def test_queue_skips_what_another_process_holds(tmp_path, capsys):
 
 
 def test_a_wider_embedding_starts_from_the_same_function(tmp_path):
-    """The labelled network, four times as wide in its embedding, computes what the unlabelled one did."""
-    scale = replace(SCALE, network=replace(SCALE.network, channel_mult_emb=8), warm_recipe=SCALE.recipe)
+    """The labelled network, four times as wide in its embedding and told positions, computes the same."""
+    wide = replace(SCALE.network, channel_mult_emb=8, position_octaves=3)
+    scale = replace(SCALE, network=wide, warm_recipe=SCALE.recipe)
     labelled = Run(get_experiment("grid-all"), 3, scale)
     plain = labelled.warm_start
     assert plain.network.channel_mult_emb is None
@@ -271,6 +274,37 @@ def test_a_wider_embedding_starts_from_the_same_function(tmp_path):
     assert torch.allclose(before, after, atol=1e-5)
     assert not torch.allclose(after, moved, atol=1e-3)  # and it listens to its label
     assert new.unet.emb_noise.weight.shape[0] == 4 * old.unet.emb_noise.weight.shape[0]
+
+
+def test_a_run_goes_on_from_bare_weights(straight, tmp_path):
+    """Same samples, schedule and EMA clock as the run they come from; only Adam starts anew, with a new ramp."""
+    early = straight / "mid.safetensors"
+    at = checkpoint.load_meta(early)["samples"]
+    longer = tiny_run()
+    train(longer, source(), tmp_path / "on", settings=replace(QUIET, stop_after_samples=at + 16), continued=early)
+    tensors, meta = checkpoint.load_tensors(tmp_path / "on" / "state.safetensors")
+    assert meta["samples"] == at + 16
+    assert meta["ema_steps"] == (at + 16) // longer.recipe.batch
+    assert read_json(tmp_path / "on" / "run.json")["continued_at"] == at
+    given, _ = checkpoint.load_tensors(early)
+    name = "unet.out_conv.weight"
+    # The first step of the ramp has rate zero: what moves is left to the second.
+    assert 0 < (tensors[f"ema.ema0.{name}"] - given[name]).abs().max() < 0.5
+    train(longer, source(), tmp_path / "on", settings=QUIET)  # resumes from its own state from then on
+    assert (tmp_path / "on" / "late.safetensors").exists()
+    train(longer, source(), tmp_path / "killed", settings=replace(QUIET, stop_after_samples=0), continued=early)
+    (tmp_path / "killed" / "state.safetensors").unlink()
+    with pytest.raises(LcsError, match="--from-shipped"):
+        train(longer, source(), tmp_path / "killed", settings=QUIET)
+
+
+def test_a_run_may_be_made_longer_but_not_changed(straight, tmp_path):
+    shutil.copytree(straight, tmp_path / "run")
+    run = tiny_run()
+    longer = with_samples(run, run.recipe.samples + 16)
+    train(longer, source(), tmp_path / "run", settings=QUIET)
+    assert checkpoint.load_meta(tmp_path / "run" / "late.safetensors")["samples"] == longer.recipe.samples
+    assert read_json(tmp_path / "run" / "run.json")["recipe"]["samples"] == longer.recipe.samples
 
 
 # ---- the queue ships and goes on ------------------------------------------------------------------
@@ -294,7 +328,7 @@ def test_finished_runs_are_shipped_once(tmp_path, monkeypatch):
 
 def test_a_queue_goes_on_without_the_data_of_one_run(tmp_path, capsys):
     cifar = Run(get_experiment("cifar10"), 0, tiny_run().scale)
-    train_all([cifar, tiny_run()], None, tmp_path, 0, QUIET)
+    train_all([cifar, tiny_run()], None, tmp_path, 0, QUIET, keep_going=True)
     assert "cifar10: skipped, cifar10 needs --cifar" in capsys.readouterr().out
     assert (tmp_path / "tiny" / "grid-single-m2" / "late.safetensors").exists()
     with pytest.raises(LcsError, match="needs --cifar"):

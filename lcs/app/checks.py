@@ -13,7 +13,8 @@ import inspect
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import gradio as gr
 
@@ -156,32 +157,33 @@ def _defect(error: Exception) -> gr.Error:
     return gr.Error("Something went wrong here; the server's log has the details.", print_exception=False)
 
 
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Inside, every error becomes one that may be shown."""
+    try:
+        yield
+    except gr.Error:
+        raise
+    except LcsError as error:
+        raise refusal(error) from None
+    except Exception as error:
+        raise _defect(error) from None
+
+
 def guarded(handler: Callable) -> Callable:
     """A handler or generator of updates whose refusals reach the visitor."""
     if inspect.isgeneratorfunction(handler):
 
         @functools.wraps(handler)
         def guarded_generator(*values):
-            try:
+            with _refusing():
                 yield from handler(*values)
-            except gr.Error:
-                raise
-            except LcsError as error:
-                raise refusal(error) from None
-            except Exception as error:
-                raise _defect(error) from None
 
         return guarded_generator
 
     @functools.wraps(handler)
     def guarded_handler(*values):
-        try:
+        with _refusing():
             return handler(*values)
-        except gr.Error:
-            raise
-        except LcsError as error:
-            raise refusal(error) from None
-        except Exception as error:
-            raise _defect(error) from None
 
     return guarded_handler

@@ -12,8 +12,8 @@ from PIL import Image
 
 from lcs.app import checks, draw, inputs, maps, results
 from lcs.app.checks import guarded
-from lcs.app.inputs import QUICK, Linked, Site
-from lcs.app.models import LANE, Done, Models, gpu, stream
+from lcs.app.inputs import Linked, Site
+from lcs.app.models import Done, Models, gpu, stream
 from lcs.app.sampling import Request, Sampled, as_data, draw_samples, preview_cards, sample_cards, sheet
 from lcs.experiments import Run
 
@@ -166,15 +166,7 @@ def build(site: Site) -> Linked:
             with gr.Accordion("Numbers", open=False):
                 data = gr.JSON(label="numbers", show_label=False, max_height=320)
 
-    show = f"(at) => ({maps.FRAME_JS})(at, '#{TAB}-maps')"
-    event = go.click(
-        compare, list(fields.values()), [shown, status, data, png, numbers], api_name="compare", preprocess=False,
-        show_progress="minimal", show_progress_on=[status], **LANE,
-    )  # fmt: skip
-    event.success(None, level, None, js=show, api_visibility="private")
-    level.change(None, level, None, js=show, api_visibility="private")
-    stopped = stop.click(None, cancels=[event], api_visibility="private")
-    stopped.then(lambda: draw.note("Stopped."), None, status, **QUICK)
+    maps.wire(TAB, compare, fields, [shown, status, data, png, numbers], go, stop, level)
     inputs.wire_board(surface, written, count, pair, lambda _: "grid-single")  # both pairs take locations
 
     restored = [*fields.values(), surface, count, missing]

@@ -10,7 +10,7 @@ import lcs
 from lcs.app import checks, draw, inputs, maps
 from lcs.app.checks import guarded
 from lcs.app.inputs import QUICK, Linked, Site
-from lcs.app.models import LANE, Done, Models, gpu, stream
+from lcs.app.models import Done, Models, gpu, stream
 from lcs.errors import LcsError
 from lcs.experiments import EXPERIMENTS, Run
 
@@ -130,15 +130,7 @@ def build(site: Site) -> Linked:
             with gr.Accordion("Numbers", open=False):
                 data = gr.JSON(label="numbers", show_label=False, max_height=320)
 
-    show = f"(at) => ({maps.FRAME_JS})(at, '#{TAB}-maps')"
-    event = go.click(
-        locality, list(fields.values()), [shown, status, data, png, numbers], api_name="locality", preprocess=False,
-        show_progress="minimal", show_progress_on=[status], **LANE,
-    )  # fmt: skip
-    event.success(None, level, None, js=show, api_visibility="private")
-    level.change(None, level, None, js=show, api_visibility="private")
-    stopped = stop.click(None, cancels=[event], api_visibility="private")
-    stopped.then(lambda: draw.note("Stopped."), None, status, **QUICK)
+    maps.wire(TAB, locality, fields, [shown, status, data, png, numbers], go, stop, level)
 
     def clicked(state, _mode, event: gr.EventData):
         name, places, px, py = state

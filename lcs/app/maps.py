@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import gradio as gr
 import numpy as np
 import torch
 
 from lcs.app import checks, draw
-from lcs.app.models import Models, pulses
+from lcs.app.inputs import QUICK
+from lcs.app.models import LANE, Models, pulses
 from lcs.experiments import GRID, Run
 from lcs.locality import CHUNK, LocalityTrace, Probe, trace_locality
 from lcs.training.batches import to_rgb
@@ -142,3 +144,21 @@ def trace_sheet(traces: Sequence[LocalityTrace]) -> bytes:
     images = [draw.heat(trace.maps[t, 0]) for trace in traces for t in range(len(trace.sigmas))]
     said = [f"{trace.run}, sigma {sigma:.2g}" for trace in traces for sigma in trace.sigmas]
     return draw.sheet(images, said, columns=6)
+
+
+def wire(
+    tab: str, measured: Callable, fields: dict, outputs: list, go: gr.Button, stop: gr.Button, level: gr.Slider
+) -> None:
+    """The buttons of a tab with maps: `go` measures, `stop` cancels, `level` shows one noise level.
+
+    `outputs` are the panels, the status line, the numbers and the two downloads.
+    """
+    status, show = outputs[1], f"(at) => ({FRAME_JS})(at, '#{tab}-maps')"
+    event = go.click(
+        measured, list(fields.values()), outputs, api_name=tab, preprocess=False,
+        show_progress="minimal", show_progress_on=[status], **LANE,
+    )  # fmt: skip
+    event.success(None, level, None, js=show, api_visibility="private")
+    level.change(None, level, None, js=show, api_visibility="private")
+    stopped = stop.click(None, cancels=[event], api_visibility="private")
+    stopped.then(lambda: draw.note("Stopped."), None, status, **QUICK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from lcs.conditioning import get_conditioner
-from lcs.experiments import Run
+from lcs.experiments import Network, Run
 from lcs.model.edm2 import EDM2
 from lcs.model.local import LocalEDM2
 
@@ -17,14 +17,17 @@ def resolution_of(run: Run) -> int:
     return CIFAR_RESOLUTION if run.experiment.name == "cifar10" else run.scale.resolution
 
 
-def build_model(run: Run) -> nn.Module:
-    """The denoiser of whole images: `model(x, sigma, labels) -> x0hat`, freshly initialised."""
-    experiment, scale = run.experiment, run.scale
+def build_model(run: Run, network: Network | None = None) -> nn.Module:
+    """The denoiser of whole images: `model(x, sigma, labels) -> x0hat`, freshly initialised.
+
+    `network`, if not the registry's, is what a stored checkpoint says it was trained with.
+    """
+    experiment, scale, network = run.experiment, run.scale, network or run.network
     if experiment.local:
         kind = "list" if experiment.conditioner.startswith("list") else "grid"
-        return LocalEDM2(run.network, resolution_of(run), kind, scale.local_radius, sigma_data=scale.sigma_data)
+        return LocalEDM2(network, resolution_of(run), kind, scale.local_radius, sigma_data=scale.sigma_data)
     label_dim = 0 if experiment.conditioner == "none" else get_conditioner(experiment.conditioner).dim
-    return EDM2(run.network, resolution_of(run), label_dim=label_dim, sigma_data=scale.sigma_data)
+    return EDM2(network, resolution_of(run), label_dim=label_dim, sigma_data=scale.sigma_data)
 
 
 def trained_network(model: nn.Module) -> EDM2:

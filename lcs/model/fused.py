@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lcs.jit import njit
 from lcs.model.layers import EPS
-from lcs.render.jit import njit
 
 F = np.float32
 P0, P1, P2, P3, P4 = F(0.999999983), F(0.133924322), F(0.00350913365), F(2.08319377e-05), F(1.3663397e-08)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lcs.errors import LcsError
+from lcs.jit import njit, prange
 from lcs.render.geometry import camera_and_objects
-from lcs.render.jit import njit, prange
 from lcs.render.light import FAST, pack_lights, prepare
 from lcs.render.tracer import radiance
 from lcs.scenes.scene import Scene

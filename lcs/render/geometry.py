@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from lcs.render.jit import njit
+from lcs.jit import njit
 from lcs.scenes import world
 from lcs.scenes.scene import Scene, SceneObject, Vec3, look_at_axes
 

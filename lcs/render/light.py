@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
+from lcs.jit import njit
 from lcs.render.geometry import BLUE, BOUND, GREEN, GROUND, MISS, RADIUS, RED, X, Y, Z, hit_object
-from lcs.render.jit import njit
 from lcs.scenes import world
 from lcs.scenes.scene import Scene, look_at_axes, sun_direction
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+from lcs.jit import njit
 from lcs.render.geometry import (
     BLUE,
     EPS,
@@ -27,7 +28,6 @@ from lcs.render.geometry import (
     hit_object,
     object_normal,
 )
-from lcs.render.jit import njit
 from lcs.render.light import (
     FAST,
     GROUND_SELF,

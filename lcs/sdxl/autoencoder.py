@@ -132,45 +132,55 @@ def vae_loss(vae: AutoencoderKL, x: Tensor, noise: Tensor) -> Tensor:
     return (weight * error.square()).mean() + EDGE_WEIGHT * edges + KL_WEIGHT * kl
 
 
-def train_vae(
-    scenes: StyledScenes, settings: MiniSettings, folder: Path, checkpoint_seconds: float = 60.0, progress: bool = True
-) -> AutoencoderKL:
-    """Trains, or goes on from FOLDER/vae-state.safetensors; the finished autoencoder is returned."""
-    torch.manual_seed(settings.seed)
-    vae = build_vae(settings).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(vae.parameters(), lr=settings.vae_lr, betas=(0.9, 0.99))
-    path, step = Path(folder) / STATE, 0
+def _fit(
+    module: torch.nn.Module, loss_at: Callable[[int, int], Tensor], steps: int, rate: float, path: Path, name: str,
+    checkpoint_seconds: float, progress: bool,
+) -> None:  # fmt: skip
+    """Adam on `loss_at(step, steps)` with a cosine to zero after a short ramp; goes on from the state in `path`."""
+    optimizer, step = torch.optim.Adam(module.parameters(), lr=rate, betas=(0.9, 0.99)), 0
     if path.exists():
         tensors, meta = checkpoint.load_tensors(path)
-        checkpoint.restore_training_state(tensors, vae, optimizer)
+        checkpoint.restore_training_state(tensors, module, optimizer)
         step = meta["step"]
-    steps = -(-settings.vae_samples // settings.vae_batch)
     saved = time.monotonic()
-    with tqdm(total=steps, initial=step, disable=not progress, desc="autoencoder", mininterval=5) as bar:
+    with tqdm(total=steps, initial=step, disable=not progress, desc=name, mininterval=5) as bar:
         while step < steps:
-            rng = np.random.default_rng([settings.seed, 2, step])
-            whole = step >= (1 - WHOLE) * steps
-            batch = max(1, settings.vae_batch // 2) if whole else settings.vae_batch
-            images, table = scenes.fetch(rng.integers(len(scenes.index), size=batch))
-            x = to_tensor(images if whole else _crops(images, table, rng))
-            x = x.contiguous(memory_format=torch.channels_last)
-            latent = x.shape[2] // 2 ** (len(settings.vae_channels) - 1)
-            generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
-            noise = torch.randn(batch, settings.latent_channels, latent, latent, generator=generator)
-            for group in optimizer.param_groups:  # warm-up, then cosine to zero
-                group["lr"] = settings.vae_lr * min(1, (step + 1) / 50) * 0.5 * (1 + np.cos(np.pi * step / steps))
-            loss = vae_loss(vae, x, noise)
+            for group in optimizer.param_groups:
+                group["lr"] = rate * min(1, (step + 1) / 50) * 0.5 * (1 + np.cos(np.pi * step / steps))
+            loss = loss_at(step, steps)
             optimizer.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             optimizer.step()
             step += 1
             bar.update()
             if step % 50 == 0:
                 bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
             if step == steps or time.monotonic() - saved > checkpoint_seconds:
-                checkpoint.save_tensors(path, checkpoint.training_state(vae, optimizer, {}), {"step": step})
+                checkpoint.save_tensors(path, checkpoint.training_state(module, optimizer, {}), {"step": step})
                 saved = time.monotonic()
+
+
+def train_vae(
+    scenes: StyledScenes, settings: MiniSettings, folder: Path, checkpoint_seconds: float = 60.0, progress: bool = True
+) -> AutoencoderKL:
+    """Trains, or goes on from FOLDER/vae-state.safetensors; the finished autoencoder is returned."""
+    torch.manual_seed(settings.seed)
+    vae = build_vae(settings).to(memory_format=torch.channels_last)
+
+    def loss_at(step: int, steps: int) -> Tensor:
+        rng = np.random.default_rng([settings.seed, 2, step])
+        whole = step >= (1 - WHOLE) * steps
+        batch = max(1, settings.vae_batch // 2) if whole else settings.vae_batch
+        images, table = scenes.fetch(rng.integers(len(scenes.index), size=batch))
+        x = to_tensor(images if whole else _crops(images, table, rng))
+        latent = x.shape[2] // 2 ** (len(settings.vae_channels) - 1)
+        generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        noise = torch.randn(batch, settings.latent_channels, latent, latent, generator=generator)
+        return vae_loss(vae, x.contiguous(memory_format=torch.channels_last), noise)
+
+    steps = -(-settings.vae_samples // settings.vae_batch)
+    _fit(vae, loss_at, steps, settings.vae_lr, Path(folder) / STATE, "autoencoder", checkpoint_seconds, progress)
     return vae.eval().requires_grad_(False)
 
 
@@ -231,42 +241,25 @@ def train_decoder(
     """
     torch.manual_seed(settings.seed)
     parts = torch.nn.ModuleDict({"decoder": vae.decoder, "post": vae.post_quant_conv}).train().requires_grad_(True)
-    optimizer = torch.optim.Adam(parts.parameters(), lr=settings.decoder_lr, betas=(0.9, 0.99))
-    path, step = Path(folder) / DECODER_STATE, 0
-    if path.exists():
-        tensors, meta = checkpoint.load_tensors(path)
-        checkpoint.restore_training_state(tensors, parts, optimizer)
-        step = meta["step"]
     batch = max(1, settings.vae_batch // 2)
-    steps = -(-settings.decoder_samples // batch)
     spread = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1)
-    saved = time.monotonic()
-    with tqdm(total=steps, initial=step, disable=not progress, desc="decoder", mininterval=5) as bar:
-        while step < steps:
-            rng = np.random.default_rng([settings.seed, 4, step])
-            rows = rng.integers(len(scenes.index), size=batch)
-            x = to_tensor(scenes.fetch(rows)[0]).contiguous(memory_format=torch.channels_last)
-            z = torch.from_numpy(np.asarray(latents[rows], np.float32))
-            generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
-            z = z + LATENT_NOISE * spread * torch.randn(z.shape, generator=generator)
-            for group in optimizer.param_groups:
-                group["lr"] = settings.decoder_lr * min(1, (step + 1) / 50) * 0.5 * (1 + np.cos(np.pi * step / steps))
-            error = vae.decode(z.contiguous(memory_format=torch.channels_last)).sample - x
-            background = x.flatten(2).median(-1).values[:, :, None, None]
-            weight = 1 + OBJECT_WEIGHT * ((x - background).abs().amax(1, keepdim=True) / 0.25).clamp(max=1)
-            edges = error.diff(dim=2).abs().mean() + error.diff(dim=3).abs().mean()
-            loss = (weight * error.square()).mean() + EDGE_WEIGHT * edges
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
-            optimizer.step()
-            step += 1
-            bar.update()
-            if step % 50 == 0:
-                bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
-            if step == steps or time.monotonic() - saved > checkpoint_seconds:
-                checkpoint.save_tensors(path, checkpoint.training_state(parts, optimizer, {}), {"step": step})
-                saved = time.monotonic()
+
+    def loss_at(step: int, _steps: int) -> Tensor:
+        rng = np.random.default_rng([settings.seed, 4, step])
+        rows = rng.integers(len(scenes.index), size=batch)
+        x = to_tensor(scenes.fetch(rows)[0]).contiguous(memory_format=torch.channels_last)
+        z = torch.from_numpy(np.asarray(latents[rows], np.float32))
+        generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        z = z + LATENT_NOISE * spread * torch.randn(z.shape, generator=generator)
+        error = vae.decode(z.contiguous(memory_format=torch.channels_last)).sample - x
+        background = x.flatten(2).median(-1).values[:, :, None, None]
+        weight = 1 + OBJECT_WEIGHT * ((x - background).abs().amax(1, keepdim=True) / 0.25).clamp(max=1)
+        edges = error.diff(dim=2).abs().mean() + error.diff(dim=3).abs().mean()
+        return (weight * error.square()).mean() + EDGE_WEIGHT * edges
+
+    steps = -(-settings.decoder_samples // batch)
+    path = Path(folder) / DECODER_STATE
+    _fit(parts, loss_at, steps, settings.decoder_lr, path, "decoder", checkpoint_seconds, progress)
     parts.eval().requires_grad_(False)
 
 

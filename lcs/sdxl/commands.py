@@ -41,13 +41,14 @@ def sdxl_command(
         raise LcsError(f"unknown effort {effort!r}; choose from {', '.join(EFFORTS)}")
     import torch
 
-    from lcs.sdxl.study import run_study, to_markdown
+    from lcs.evaluation import to_markdown
+    from lcs.sdxl.study import run_study, shown
 
     if threads:
         torch.set_num_threads(threads)
     result = run_study(model, out, effort, offload)
     for name, rows in result["tables"].items():
-        print(f"\n{name}\n{to_markdown(rows)}")
+        print(f"\n{name}\n{to_markdown(shown(rows))}")
     print(f"\n{out}: {len(result['figures'])} figures as PNG and PDF, sdxl-tables.json, sdxl-numbers.json")
     if json_:
         print(json.dumps(result["numbers"]))

@@ -77,8 +77,8 @@ def run_study(
     if out is None:
         return {"figures": drawn, "tables": tables, "numbers": numbers}
     files = {name: figures.save(figure, Path(out), f"sdxl-{name}") for name, figure in drawn.items()}
-    write_json(Path(out) / "sdxl-numbers.json", _plain(numbers))
-    write_json(Path(out) / "sdxl-tables.json", _plain(tables))
+    write_json(Path(out) / "sdxl-numbers.json", plain(numbers))
+    write_json(Path(out) / "sdxl-tables.json", plain(tables))
     return {"figures": files, "tables": tables, "numbers": numbers}
 
 
@@ -211,23 +211,17 @@ def composed_rows(study: FeatureStudy) -> list[dict]:
     return rows
 
 
-def to_markdown(rows: Sequence[dict]) -> str:
-    """A table of rows with the same keys."""
-
-    def cell(value) -> str:
-        return (
-            f"{value:.3f}"
-            if isinstance(value, float)
-            else ", ".join(map(str, value))
-            if isinstance(value, list)
-            else str(value)
-        )
-
-    keys = list(rows[0])
-    lines = ["| " + " | ".join(keys) + " |", "|" + "---|" * len(keys)]
-    return "\n".join(lines + ["| " + " | ".join(cell(row[k]) for k in keys) + " |" for row in rows])
+def shown(rows: Sequence[dict]) -> list[dict[str, str]]:
+    """Rows of a table as they are printed: three decimals, lists without brackets."""
+    return [{key: _cell(value) for key, value in row.items()} for row in rows]
 
 
-def _plain(value):
+def _cell(value) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def plain(value):
     """Numbers as JSON knows them: NaN becomes None."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)

@@ -56,30 +56,48 @@ def train_all(
     settings: TrainSettings,
     ship: bool = False,
     cifar: Path | None = None,
+    keep_going: bool = False,
+    from_shipped: bool = False,
 ) -> None:
-    """Trains every run that is neither finished nor being trained elsewhere; `ship` exports what is finished."""
+    """Trains every run that is neither finished nor being trained elsewhere; `ship` exports what is finished.
+
+    `keep_going`: a run without data does not stop the others. `from_shipped`: a run that has no state here goes on from
+    its shipped weights instead of from the start.
+    """
     for run in runs:
         folder = run_folder(out, run)
         with claimed(folder) as mine:
             if not mine:
                 print(f"{run.name}: another process is training it")
-            elif is_finished(folder, run):
+                continue
+            shipped = weights.find(run) if from_shipped and not (folder / checkpoint.STATE).exists() else None
+            if is_finished(folder, run):
                 print(f"{run.name}: finished")
+            elif shipped and checkpoint.load_meta(shipped)["samples"] >= run.recipe.samples:
+                print(f"{run.name}: shipped")
             else:
-                warm = run.warm_start and run_folder(out, run.warm_start) / "late.safetensors"
-                if warm and not warm.exists():
+                warm = None if shipped else _warm_start(run, out, from_shipped)
+                if run.warm_start and not shipped and not warm:
                     print(f"{run.name}: waits for {run.warm_start.name}")
                     continue
                 try:
                     source = open_source(run, data, cifar)
                 except LcsError as error:  # e.g. no scenes with so many objects: the other runs can go on
-                    if len({r for r in runs if r.experiment.name != "unlabelled"}) == 1:  # asked for this one only
+                    if not keep_going:
                         raise
                     print(f"{run.name}: skipped, {error}")
                     continue
-                train(run, source, folder, seed, settings, warm)
-            if mine and ship and is_finished(folder, run):
+                train(run, source, folder, seed, settings, warm, shipped)
+            if ship and is_finished(folder, run):
                 _ship(run, folder)
+
+
+def _warm_start(run: Run, out: Path, from_shipped: bool) -> Path | None:
+    """The weights of the run that this one starts from: of the folder of runs, else the shipped ones if allowed."""
+    if run.warm_start is None:
+        return None
+    own = run_folder(out, run.warm_start) / "late.safetensors"
+    return own if own.exists() else weights.find(run.warm_start) if from_shipped else None
 
 
 def _ship(run: Run, folder: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import nn
 from tqdm import tqdm
@@ -50,11 +51,14 @@ class TrainSettings:
     progress: bool = True
 
 
-def learning_rate(recipe: Recipe, samples: int) -> float:
-    """EDM2's schedule: linear ramp-up, constant, then inverse square root decay of the batch number."""
+def learning_rate(recipe: Recipe, samples: int, begun: int = 0) -> float:
+    """EDM2's schedule: linear ramp-up, constant, then inverse square root decay of the batch number.
+
+    A run that continues from bare weights has begun at `begun` samples: Adam starts anew there, so the ramp does too.
+    """
     batches = samples / recipe.batch
     rate = recipe.lr / math.sqrt(max(batches / recipe.lr_decay_batches, 1.0))
-    return rate * min(samples / max(recipe.lr_rampup_samples, 1), 1.0)
+    return rate * min((samples - begun) / max(recipe.lr_rampup_samples, 1), 1.0)
 
 
 def train(
@@ -64,17 +68,21 @@ def train(
     seed: int = 0,
     settings: TrainSettings = TrainSettings(),  # noqa: B008
     warm_start: Path | None = None,
+    continued: Path | None = None,
 ) -> Path:
     """Trains `run` to its end in `folder`, resuming what is there; returns the path of the final weights.
 
-    `warm_start` is the weights file of `run.warm_start`, needed when a run that has one begins.
+    `warm_start` is the weights file of `run.warm_start`, needed when a run that has one begins. `continued` is a
+    weights file of this very run, e.g. the shipped one, to go on from when its training state is no longer there.
     """
     folder = Path(folder)
     accelerator = Accelerator(cpu=settings.cpu, mixed_precision=settings.mixed_precision)
     main = accelerator.is_main_process
+    begun = int(checkpoint.load_meta(continued)["samples"]) if continued else 0
     if main:
-        _check_folder(folder, run, seed)
+        _check_folder(folder, run, seed, begun)
     accelerator.wait_for_everyone()
+    begun = read_json(folder / "run.json").get("continued_at", 0)
     if is_finished(folder, run):
         return folder / "late.safetensors"
 
@@ -82,13 +90,18 @@ def train(
     torch.manual_seed(seed)  # initial weights
     whole = build_model(run)
     network = trained_network(whole)
-    if run.warm_start is not None and not (folder / checkpoint.STATE).exists():
-        _start_from(network, run, warm_start)
+    if not (folder / checkpoint.STATE).exists():
+        if begun and continued is None:
+            raise LcsError(f"{folder} was begun from shipped weights: give --from-shipped, or use another --out folder")
+        if begun:
+            _copy_weights(network, continued)
+        elif run.warm_start is not None:
+            _start_from(network, run, warm_start)
     normalize_weights_(network)
     network.to(accelerator.device, memory_format=torch.channels_last).train()
     optimizer = torch.optim.Adam(network.parameters(), lr=0.0, betas=run.recipe.betas, eps=1e-8, fused=True)
     ema = PowerEMA(network.state_dict(), run.recipe.ema_stds)
-    samples = 0
+    samples, ema.step = begun, begun // run.recipe.batch
     if (folder / checkpoint.STATE).exists():
         tensors, meta = checkpoint.load_tensors(folder / checkpoint.STATE)
         ema.load_state_dict(checkpoint.restore_training_state(tensors, network, optimizer), meta["ema_steps"])
@@ -107,7 +120,7 @@ def train(
     last_save = time.monotonic()
     with bar:
         while samples < run.recipe.samples:
-            loss, error = step(samples, learning_rate(run.recipe, samples))
+            loss, error = step(samples, learning_rate(run.recipe, samples, begun))
             if not math.isfinite(loss):
                 raise LcsError(
                     f"{run.name}: loss or gradient is {loss} at {samples} samples; stopped before the update. "
@@ -117,7 +130,7 @@ def train(
             before, samples = samples, samples + run.recipe.batch
             bar.update(run.recipe.batch)
             if main:
-                if log.add(samples, loss, error, learning_rate(run.recipe, before)):
+                if log.add(samples, loss, error, learning_rate(run.recipe, before, begun)):
                     bar.set_postfix_str(f"loss {log.last_loss:+.3f}, error {log.last_error:.4f}", refresh=False)
                 saver.keep_stages(before, samples)
             leave = settings.stop_after_samples is not None and samples >= settings.stop_after_samples
@@ -132,20 +145,25 @@ def train(
 
 
 def _start_from(network: nn.Module, run: Run, path: Path | None) -> None:
-    """Copies all weights but the label embedding, which the unlabelled run never used.
+    """Copies all weights but the label embedding, which the unlabelled run never used."""
+    if path is None:
+        raise LcsError(f"{run.name} starts from the weights of {run.warm_start.name}: train that first")
+    _copy_weights(network, path, keep_own="unet.emb_label.weight")
+
+
+def _copy_weights(network: nn.Module, path: Path, keep_own: str | None = None) -> None:
+    """Weights of a network that may lack our stem's position channels and have a narrower embedding: same function.
 
     If the embedding here is r times as wide, its entries are repeated r times. The layers that read it then have r
     times the inputs, each weighted by 1 / sqrt(r) of before (they are normalised), which makes their output sqrt(r)
-    times as large: their gain is divided by that, and the network computes the same function.
+    times as large: their gain is divided by that. Channels that the stem did not have get weight zero.
     """
-    if path is None:
-        raise LcsError(f"{run.name} starts from the weights of {run.warm_start.name}: train that first")
     tensors, _ = checkpoint.load_tensors(path)
     own = network.state_dict()
     times = own["unet.emb_noise.weight"].shape[0] / tensors["unet.emb_noise.weight"].shape[0]
     if times < 1 or times % 1:
         raise LcsError(f"{path}: its embedding cannot be widened {times:g} times; it must be a whole number")
-    times, copied = int(times), {}
+    times, copied, stem = int(times), {}, f"unet.enc.{next(iter(network.unet.enc))}.weight"
     for name, value in tensors.items():
         if name == "unet.emb_noise.weight":
             value = value.repeat(times, 1)
@@ -153,7 +171,10 @@ def _start_from(network: nn.Module, run: Run, path: Path | None) -> None:
             value = value.repeat(1, times)
         elif name.endswith("emb_gain"):
             value = value / times**0.5
-        copied[name] = own[name] if name.startswith("unet.emb_label") else value.float()
+        elif name == stem:
+            more = own[stem].shape[1] / value.shape[1]  # the magnitude of a row stays 1
+            value = F.pad(value.float(), (0, 0, 0, 0, 0, own[stem].shape[1] - value.shape[1])) * more**0.5
+        copied[name] = own[name] if name == keep_own else value.float()
     network.load_state_dict(copied)
 
 
@@ -293,17 +314,19 @@ def run_settings(run: Run, seed: int) -> dict:
     }
 
 
-def _check_folder(folder: Path, run: Run, seed: int) -> None:
-    """A folder belongs to one run: refuses to continue it with other settings."""
+def _check_folder(folder: Path, run: Run, seed: int, begun: int) -> None:
+    """A folder belongs to one run: refuses to continue it with other settings, except for longer."""
     wanted = run_settings(run, seed)
     path = folder / "run.json"
     if not path.exists():
-        write_json(path, wanted)
+        write_json(path, wanted | ({"continued_at": begun} if begun else {}))
         return
     found = read_json(path)
+    found["recipe"]["samples"] = run.recipe.samples  # only says when to stop: nothing before that depends on it
     differs = [k for k in wanted if _plain(found.get(k)) != _plain(wanted[k])]
     if differs:
         raise LcsError(f"{folder} was trained with other settings ({', '.join(differs)}); use another --out folder")
+    write_json(path, found)
 
 
 def _plain(value):

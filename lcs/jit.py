@@ -14,9 +14,10 @@ from pathlib import Path
 import numba
 from numba import njit, prange
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parent
 _SOURCES = [
-    *sorted(Path(__file__).parent.glob("*.py")),
+    Path(__file__),
+    *sorted((_PACKAGE / "render").glob("*.py")),
     _PACKAGE / "scenes" / "world.py",
     _PACKAGE / "model" / "fused.py",
 ]

@@ -90,14 +90,14 @@ class Context:
         counter_sha = weights.read_manifest(weights.WEIGHTS)[MANIFEST_KEY]["sha256"]
         key = content_hash(
             [checkpoint.key, self.settings.sha256(checkpoint), counter_sha, code_hash(COUNT_SOURCES), ks, samples,
-             effort.steps, self.settings.seed]
+             effort.solver, effort.steps, self.settings.seed]
         )  # fmt: skip
         store = self.settings.out / "counts" / f"{run.name}-{checkpoint.stage}-{key}"
         if not (store / "result.json").exists():
             self.say(f"{run.name} ({checkpoint.stage}): {samples} samples for each of {len(ks)} K")
             pictures: dict[int, np.ndarray] = {}
             result = evaluate_run(
-                run, self.model(checkpoint), ks, samples, effort.steps, "heun", self.settings.seed,
+                run, self.model(checkpoint), ks, samples, effort.steps, effort.solver, self.settings.seed,
                 counter=load_counter(), on_images=lambda k, images, _: pictures.update({k: images[:SHOWN]}),
             )  # fmt: skip
             for k, images in pictures.items():

@@ -64,7 +64,6 @@ class Network:
     channels_per_head: int = 64
     unshuffle: int = 1  # space-to-depth factor of the stem
     channel_mult_emb: int | None = None  # width of the embedding over `channels`; None: as wide as the widest level
-    position_octaves: int = 0  # the stem also sees sines and cosines of x and y, of so many frequencies
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,7 @@ class Recipe:
     lr: float = 0.0120
     lr_decay_batches: int = 35_000  # inverse square root decay after this many batches
     lr_rampup_samples: int = 10_000_000
+    lr_anneal: float = 0.0  # over this last share of training the rate also falls linearly to zero
     betas: tuple[float, float] = (0.9, 0.99)
     p_mean: float = -0.8
     p_std: float = 1.6
@@ -116,7 +116,6 @@ SCALES = {
                 attn_resolutions=(8,),
                 channels_per_head=32,
                 channel_mult_emb=12,  # 384: many locations at once must not collide in the embedding
-                position_octaves=4,  # a network this small is slow to find out from zero padding where a pixel is
                 unshuffle=2,
             ),
             local_network=Network(
@@ -128,6 +127,7 @@ SCALES = {
                 lr=0.02,
                 lr_decay_batches=4_000,
                 lr_rampup_samples=10_000,
+                lr_anneal=0.3,
                 p_mean=-0.4,
                 p_std=1.4,
             ),
@@ -137,6 +137,7 @@ SCALES = {
                 lr=0.03,
                 lr_decay_batches=3_000,
                 lr_rampup_samples=5_000,
+                lr_anneal=0.3,
                 p_mean=0.4,  # the warm start knows how things look; where they go is decided at high noise
                 p_std=1.6,
             ),
@@ -146,6 +147,7 @@ SCALES = {
                 lr=0.02,
                 lr_decay_batches=2_000,
                 lr_rampup_samples=10_000,
+                lr_anneal=0.3,
                 p_mean=-0.4,
                 p_std=1.4,
             ),
@@ -181,8 +183,8 @@ class Run:
             return self.scale.local_network
         if self.labelled:
             return self.scale.network
-        # Without labels the embedding carries the noise level only, and nothing has to be put in a given place.
-        return replace(self.scale.network, channel_mult_emb=None, position_octaves=0)
+        # Without labels the embedding carries the noise level only and need not be wide.
+        return replace(self.scale.network, channel_mult_emb=None)
 
     @property
     def labelled(self) -> bool:

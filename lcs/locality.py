@@ -161,7 +161,7 @@ def _trunk(unet: UNet, x: Tensor, c_noise: Tensor, labels: Tensor | None) -> tup
     """`UNet.forward` up to the tail -> embedding, and the tail's inputs: state, then skips as the encoder made them"""
     with torch.no_grad():
         emb = unet.embed(c_noise, _or_zeros(labels, unet, x))
-    x = unet.with_constants(x)
+    x = F.pad(x, (0, 0, 0, 0, 0, 1), value=1.0).contiguous(memory_format=torch.channels_last)
     skips, tail = [], _tail(unet)
     for name, module in unet.enc.items():
         x = module(x) if name.endswith("_conv") else module(x, emb)

@@ -57,7 +57,7 @@ def shipped(tmp_path_factory):
 @pytest.fixture
 def tiny(monkeypatch, shipped):
     monkeypatch.setitem(experiments.SCALES, "tiny", SCALE)
-    monkeypatch.setitem(steps.EFFORTS, "quick", Effort("quick", 2, 1, 2, 2, 2, 2, 2))
+    monkeypatch.setitem(steps.EFFORTS, "quick", Effort("quick", 2, 1, "heun", 2, 2, 2, 2, 2))
     return shipped
 
 

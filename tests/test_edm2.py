@@ -2,7 +2,6 @@
 
 import copy
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 
 from lcs.errors import LcsError
 from lcs.experiments import Network
-from lcs.model.edm2 import EDM2, Block, name_table, position_waves
+from lcs.model.edm2 import EDM2, Block, name_table
 from lcs.model.layers import MPConv, MPFourier, mp_cat, mp_silu, mp_sum, normalize, normalize_weights_, resample
 
 SMALL = Network(channels=16, channel_mult=(1, 2), num_blocks=1, attn_resolutions=(8,), channels_per_head=8)
@@ -339,27 +338,3 @@ def test_gradients_reach_weights_in_evaluation_mode():
         layer(torch.randn(2, 4))
     layer(torch.randn(2, 4))[0, 0].backward()
     assert layer.weight.grad.abs().sum() > 0
-
-
-# ---- position channels (mini scale only) ----------------------------------------------------------
-
-
-def test_position_waves_tell_every_pixel_apart():
-    waves = position_waves(4, 32)  # [16, 32, 32]
-    assert torch.allclose(waves.square().mean((1, 2)), torch.ones(16), atol=1e-5)
-    pixels = waves.flatten(1).T  # [1024, 16]
-    apart = torch.cdist(pixels, pixels) + torch.eye(1024) * 9
-    assert apart.min() > 0.1
-    assert torch.equal(waves[8:], waves[:8].transpose(1, 2))  # y as x
-    assert position_waves(0, 32).shape == (0, 32, 32)
-
-
-def test_stem_sees_positions_only_if_asked():
-    plain, told = EDM2(SMALL, 16), EDM2(replace(SMALL, position_octaves=2), 16)
-    first = "unet.enc.16x16_conv.weight"
-    assert plain.state_dict()[first].shape[1] == 3 + 1
-    assert told.state_dict()[first].shape[1] == 3 + 1 + 8
-    assert plain.state_dict().keys() == told.state_dict().keys()  # constants are not weights
-    seen = told.unet.with_constants(torch.zeros(2, 3, 16, 16))
-    assert torch.equal(seen[:, 3], torch.ones(2, 16, 16))
-    assert torch.equal(seen[0, 4:], position_waves(2, 16))

@@ -107,7 +107,7 @@ def test_finite_differences():
 
 NETWORKS = {
     "small": SMALL,
-    "like mini": Network(8, (1, 1, 2, 3), 1, (8,), 8, 2, position_octaves=2),
+    "like mini": Network(8, (1, 1, 2, 3), 1, (8,), 8, 2),
     "like edm2-xs": Network(8, (1, 2, 3, 4), 3, (8, 4), 8),
     "attention at full resolution": Network(8, (1, 2), 1, (32,), 8),
     "one level": Network(8, (1,), 1, (), 8),

@@ -58,6 +58,10 @@ def test_learning_rate_by_hand():
     assert learning_rate(recipe, 500) == pytest.approx(0.005)
     assert learning_rate(recipe, 5000) == pytest.approx(0.01)  # batch 50: the decay starts
     assert learning_rate(recipe, 20000) == pytest.approx(0.005)  # batch 200: sqrt(200 / 50) = 2
+    assert learning_rate(recipe, 20000, begun=19500) == pytest.approx(0.0025)  # Adam began anew: half up the new ramp
+    ending = replace(recipe, samples=30000, lr_anneal=0.5)
+    assert learning_rate(ending, 15000) == learning_rate(recipe, 15000)
+    assert learning_rate(ending, 24000) == pytest.approx(0.4 * learning_rate(recipe, 24000))
 
 
 def test_training_learns(tmp_path):
@@ -251,9 +255,8 @@ def test_queue_skips_what_another_process_holds(tmp_path, capsys):
 
 
 def test_a_wider_embedding_starts_from_the_same_function(tmp_path):
-    """The labelled network, four times as wide in its embedding and told positions, computes the same."""
-    wide = replace(SCALE.network, channel_mult_emb=8, position_octaves=3)
-    scale = replace(SCALE, network=wide, warm_recipe=SCALE.recipe)
+    """The labelled network, four times as wide in its embedding, computes what the unlabelled one did."""
+    scale = replace(SCALE, network=replace(SCALE.network, channel_mult_emb=8), warm_recipe=SCALE.recipe)
     labelled = Run(get_experiment("grid-all"), 3, scale)
     plain = labelled.warm_start
     assert plain.network.channel_mult_emb is None

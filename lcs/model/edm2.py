@@ -130,21 +130,8 @@ def _crop(x: Tensor, size: int | None) -> Tensor:  # [B, C, H, W] -> the central
     return x[:, :, at : at + size, at : at + size]
 
 
-def position_waves(octaves: int, resolution: int) -> Tensor:
-    """sqrt(2) cos and sin of pi 2^i x and pi 2^i y, i < octaves, x and y in (0, 1). -> [4 octaves, res, res]"""
-    at = (torch.arange(resolution) + 0.5) / resolution
-    angles = torch.pi * 2.0 ** torch.arange(octaves)[:, None] * at  # [octaves, res]
-    waves = torch.cat([angles.cos(), angles.sin()]) * 2**0.5  # [2 octaves, res]
-    along_x = waves[:, None, :].expand(-1, resolution, -1)
-    return torch.cat([along_x, along_x.transpose(1, 2)])
-
-
 class UNet(nn.Module):
-    """The raw network F(x, c_noise, labels). Input gets one channel of ones in place of biases.
-
-    With `network.position_octaves` (not in the original, nor at `paper` scale) it also gets waves that tell every pixel
-    where it is.
-    """
+    """The raw network F(x, c_noise, labels). Input gets one channel of ones in place of biases."""
 
     def __init__(self, network: Network, resolution: int, in_channels: int, label_dim: int) -> None:
         super().__init__()
@@ -167,11 +154,7 @@ class UNet(nn.Module):
 
         self.enc = nn.ModuleDict()
         skips = []  # widths of the encoder outputs, popped by the decoder
-        waves = position_waves(network.position_octaves, resolution)
-        self.register_buffer(
-            "constants", torch.cat([torch.ones(1, resolution, resolution), waves])[None], persistent=False
-        )
-        cout = in_channels + self.constants.shape[1]
+        cout = in_channels + 1
         for level, width in enumerate(widths):
             res = resolution >> level
             if level == 0:
@@ -208,11 +191,6 @@ class UNet(nn.Module):
             emb = mp_sum(emb, label, LABEL_BALANCE)
         return F.silu(emb) * SILU_GAIN
 
-    def with_constants(self, x: Tensor) -> Tensor:
-        """What the stem sees: x [B, C, H, W] and the channels that never change."""
-        constants = self.constants.to(x.dtype).expand(len(x), -1, -1, -1)
-        return torch.cat([x, constants], dim=1).contiguous(memory_format=torch.channels_last)
-
     def windows(self, centre: int | None) -> dict[str, int]:
         """Input sizes of the last decoder blocks if only the central pixels of the output are wanted.
 
@@ -232,7 +210,7 @@ class UNet(nn.Module):
         """x [B, C, H, W], c_noise [B or 1], labels [B or 1, L] -> [B, C, H, W], or its central pixels"""
         emb = self.embed(c_noise, labels)
         windows = self.windows(centre)
-        x = self.with_constants(x)
+        x = F.pad(x, (0, 0, 0, 0, 0, 1), value=1.0).contiguous(memory_format=torch.channels_last)
         skips = []
         for name, module in self.enc.items():
             x = module(x) if name.endswith("_conv") else module(x, emb)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import nn
 from tqdm import tqdm
@@ -52,13 +51,15 @@ class TrainSettings:
 
 
 def learning_rate(recipe: Recipe, samples: int, begun: int = 0) -> float:
-    """EDM2's schedule: linear ramp-up, constant, then inverse square root decay of the batch number.
+    """EDM2's schedule: linear ramp-up, constant, then inverse square root decay of the batch number; an end, if any.
 
     A run that continues from bare weights has begun at `begun` samples: Adam starts anew there, so the ramp does too.
     """
     batches = samples / recipe.batch
     rate = recipe.lr / math.sqrt(max(batches / recipe.lr_decay_batches, 1.0))
-    return rate * min((samples - begun) / max(recipe.lr_rampup_samples, 1), 1.0)
+    ramp = min((samples - begun) / max(recipe.lr_rampup_samples, 1), 1.0)
+    end = min((recipe.samples - samples) / max(recipe.lr_anneal * recipe.samples, 1), 1.0)
+    return rate * ramp * end
 
 
 def train(
@@ -152,18 +153,18 @@ def _start_from(network: nn.Module, run: Run, path: Path | None) -> None:
 
 
 def _copy_weights(network: nn.Module, path: Path, keep_own: str | None = None) -> None:
-    """Weights of a network that may lack our stem's position channels and have a narrower embedding: same function.
+    """Weights of a network that may have a narrower embedding: the same function.
 
     If the embedding here is r times as wide, its entries are repeated r times. The layers that read it then have r
     times the inputs, each weighted by 1 / sqrt(r) of before (they are normalised), which makes their output sqrt(r)
-    times as large: their gain is divided by that. Channels that the stem did not have get weight zero.
+    times as large: their gain is divided by that.
     """
     tensors, _ = checkpoint.load_tensors(path)
     own = network.state_dict()
     times = own["unet.emb_noise.weight"].shape[0] / tensors["unet.emb_noise.weight"].shape[0]
     if times < 1 or times % 1:
         raise LcsError(f"{path}: its embedding cannot be widened {times:g} times; it must be a whole number")
-    times, copied, stem = int(times), {}, f"unet.enc.{next(iter(network.unet.enc))}.weight"
+    times, copied = int(times), {}
     for name, value in tensors.items():
         if name == "unet.emb_noise.weight":
             value = value.repeat(times, 1)
@@ -171,9 +172,6 @@ def _copy_weights(network: nn.Module, path: Path, keep_own: str | None = None) -
             value = value.repeat(1, times)
         elif name.endswith("emb_gain"):
             value = value / times**0.5
-        elif name == stem:
-            more = own[stem].shape[1] / value.shape[1]  # the magnitude of a row stays 1
-            value = F.pad(value.float(), (0, 0, 0, 0, 0, own[stem].shape[1] - value.shape[1])) * more**0.5
         copied[name] = own[name] if name == keep_own else value.float()
     network.load_state_dict(copied)
 
@@ -322,11 +320,19 @@ def _check_folder(folder: Path, run: Run, seed: int, begun: int) -> None:
         write_json(path, wanted | ({"continued_at": begun} if begun else {}))
         return
     found = read_json(path)
-    found["recipe"]["samples"] = run.recipe.samples  # only says when to stop: nothing before that depends on it
+    if not _annealing(folder, found["recipe"]):  # until then the length of a run only says when to stop
+        found["recipe"]["samples"] = run.recipe.samples
     differs = [k for k in wanted if _plain(found.get(k)) != _plain(wanted[k])]
     if differs:
         raise LcsError(f"{folder} was trained with other settings ({', '.join(differs)}); use another --out folder")
     write_json(path, found)
+
+
+def _annealing(folder: Path, recipe: dict) -> bool:
+    """True if the run has come to the end of its schedule, where the rate depends on its length."""
+    state = folder / checkpoint.STATE
+    last = int(checkpoint.load_meta(state)["samples"]) if state.exists() else 0
+    return last > (1 - recipe.get("lr_anneal", 0.0)) * recipe["samples"]
 
 
 def _plain(value):

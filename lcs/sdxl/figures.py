@@ -268,7 +268,7 @@ def figure_compositions(compositions: Sequence[Composition], images: np.ndarray,
     return figure
 
 
-def figure_intervention(results: Sequence[InterventionResult], shown: int = 8) -> Figure:
+def figure_intervention(results: Sequence[InterventionResult], shown: int = 5) -> Figure:
     """Success with and without the local intervention, and images from the same seeds."""
     figure = _figure(11, 4.4)
     left, right = figure.subfigures(1, 2, width_ratios=[1, 1.6])
@@ -299,7 +299,7 @@ def figure_intervention(results: Sequence[InterventionResult], shown: int = 8) -
             _bare(grid[r, c])
             verdict = first.plain[c] if name == "plain" else first.local[name][c]
             for spine in grid[r, c].spines.values():
-                spine.set(color="#2a9d3a" if verdict.right else "#c0392b", linewidth=2)
+                spine.set(color="#2a9d3a" if verdict.right else "#c0392b", linewidth=2, visible=True)
         grid[r, 0].set_ylabel(name, fontsize=8)
     for c in range(grid.shape[1]):
         grid[0, c].set_title(_wrap(first.prompts[c]), fontsize=5)
@@ -324,7 +324,7 @@ def figure_samples(results: Sequence[Obedience], shown: int = 20) -> Figure:
             _bare(axes)
             axes.set_title(_wrap(result.prompts[i]), fontsize=5)
             for spine in axes.spines.values():
-                spine.set(color="#2a9d3a" if result.verdicts[i].right else "#c0392b", linewidth=2)
+                spine.set(color="#2a9d3a" if result.verdicts[i].right else "#c0392b", linewidth=2, visible=True)
         base += n
     return figure
 

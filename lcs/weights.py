@@ -76,7 +76,10 @@ def load(run: Run, stage: str = "late", root: Path = WEIGHTS) -> nn.Module:
 
 def stored_network(settings: dict) -> Network:
     """The network of a checkpoint by its own settings: the registry may have moved on since it was trained."""
-    return Network(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings["network"].items()})
+    try:
+        return Network(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings["network"].items()})
+    except TypeError as error:
+        raise LcsError(f"the weights of {settings['run']} are of another version of lcs: {error}") from None
 
 
 def load_stage(run: Run, path: Path) -> nn.Module:

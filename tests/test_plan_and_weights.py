@@ -10,6 +10,7 @@ from tiny import source, tiny_run
 from lcs import weights
 from lcs.errors import LcsError
 from lcs.experiments import EXPERIMENTS, SCALES, get_run, paper_runs, with_warm_starts
+from lcs.model.build import trained_network
 from lcs.plan import as_table, plan, run_cost
 from lcs.sampling import sample, sample_rgb
 from lcs.training.trainer import TrainSettings, train
@@ -95,3 +96,15 @@ def test_sampling_a_batch_equals_its_images_one_by_one(shipped):
         sample(run, model, labels, [0], solver="euler")
     with pytest.raises(LcsError, match="0 sampling steps"):
         sample(run, model, labels, [0], steps=0)
+
+
+def test_a_checkpoint_knows_its_own_network(shipped):
+    """The registry may move on; what is shipped still loads."""
+    _, root = shipped
+    run = tiny_run()
+    moved = replace(run, scale=replace(run.scale, network=replace(run.scale.network, channels=16)))
+    assert trained_network(weights.load(moved, root=root)).network == run.network
+    settings = weights.read_manifest(root)[weights.entry_key(run)]["settings"]
+    settings["network"]["wings"] = 2
+    with pytest.raises(LcsError, match="another version"):
+        weights.stored_network(settings)

@@ -288,13 +288,13 @@ def test_a_run_goes_on_from_bare_weights(straight, tmp_path):
     tensors, meta = checkpoint.load_tensors(tmp_path / "on" / "state.safetensors")
     assert meta["samples"] == at + 16
     assert meta["ema_steps"] == (at + 16) // longer.recipe.batch
-    assert read_json(tmp_path / "on" / "run.json")["continued_at"] == at
+    assert read_json(tmp_path / "on" / "run.json")["continued_at"] == [at]
     given, _ = checkpoint.load_tensors(early)
     name = "unet.out_conv.weight"
     # The first step of the ramp has rate zero: what moves is left to the second.
     assert 0 < (tensors[f"ema.ema0.{name}"] - given[name]).abs().max() < 0.5
     train(longer, source(), tmp_path / "on", settings=QUIET)  # resumes from its own state from then on
-    assert (tmp_path / "on" / "late.safetensors").exists()
+    assert checkpoint.load_meta(tmp_path / "on" / "late.safetensors")["continued_at"] == [at]
     train(longer, source(), tmp_path / "killed", settings=replace(QUIET, stop_after_samples=0), continued=early)
     (tmp_path / "killed" / "state.safetensors").unlink()
     with pytest.raises(LcsError, match="--from-shipped"):

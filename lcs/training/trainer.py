@@ -79,11 +79,11 @@ def train(
     folder = Path(folder)
     accelerator = Accelerator(cpu=settings.cpu, mixed_precision=settings.mixed_precision)
     main = accelerator.is_main_process
-    begun = int(checkpoint.load_meta(continued)["samples"]) if continued else 0
     if main:
-        _check_folder(folder, run, seed, begun)
+        _check_folder(folder, run, seed, _restarts(continued))
     accelerator.wait_for_everyone()
-    begun = read_json(folder / "run.json").get("continued_at", 0)
+    restarts = read_json(folder / "run.json").get("continued_at", [])
+    begun = restarts[-1] if restarts else 0
     if is_finished(folder, run):
         return folder / "late.safetensors"
 
@@ -116,7 +116,7 @@ def train(
         total=run.recipe.samples, initial=samples, unit="smp", unit_scale=True, smoothing=0.05,
         disable=not (main and settings.progress), desc=run.name, mininterval=2.0,
     )  # fmt: skip
-    saver = _Saver(run, folder, network, optimizer, ema)
+    saver = _Saver(run, folder, network, optimizer, ema, restarts)
     log = _LossLog(folder / "loss.csv", samples)
     last_save = time.monotonic()
     with bar:
@@ -236,8 +236,10 @@ class _Step:
 class _Saver:
     """Writes the state, the three stages and the EMA snapshots of one run."""
 
-    def __init__(self, run: Run, folder: Path, network: nn.Module, optimizer, ema: PowerEMA):
-        self.run, self.folder, self.network, self.ema = run, folder, network, ema
+    def __init__(
+        self, run: Run, folder: Path, network: nn.Module, optimizer, ema: PowerEMA, restarts: list[int]
+    ) -> None:
+        self.run, self.folder, self.network, self.ema, self.restarts = run, folder, network, ema, restarts
         self.optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
 
     def save_state(self, samples: int) -> None:
@@ -262,7 +264,7 @@ class _Saver:
         width = self.run.recipe.ema_stds[0]
         meta = {
             "run": self.run.name, "scale": self.run.scale.name, "stage": stage, "samples": samples,
-            "ema_std": width, "version": lcs.__version__,
+            "ema_std": width, "version": lcs.__version__, "continued_at": self.restarts,
         }  # fmt: skip
         checkpoint.save_tensors(path, self.ema.average(width), meta)
 
@@ -312,12 +314,20 @@ def run_settings(run: Run, seed: int) -> dict:
     }
 
 
-def _check_folder(folder: Path, run: Run, seed: int, begun: int) -> None:
+def _restarts(weights_file: Path | None) -> list[int]:
+    """Where Adam began anew, in samples, if training goes on from these weights: there, and wherever it did before."""
+    if weights_file is None:
+        return []
+    meta = checkpoint.load_meta(weights_file)
+    return [*meta.get("continued_at", []), int(meta["samples"])]
+
+
+def _check_folder(folder: Path, run: Run, seed: int, restarts: list[int]) -> None:
     """A folder belongs to one run: refuses to continue it with other settings, except for longer."""
     wanted = run_settings(run, seed)
     path = folder / "run.json"
     if not path.exists():
-        write_json(path, wanted | ({"continued_at": begun} if begun else {}))
+        write_json(path, wanted | ({"continued_at": restarts} if restarts else {}))
         return
     found = read_json(path)
     if not _annealing(folder, found["recipe"]):  # until then the length of a run only says when to stop

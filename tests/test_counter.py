@@ -360,10 +360,11 @@ def test_agreement_with_counts_made_by_eye():
     sheet, size, columns = np.asarray(Image.open(DATA / "generated.png")), data["size"], data["columns"]
     images = [sheet[i // columns * size :][:size, i % columns * size :][:, :size] for i in range(len(data["images"]))]
     found = load_counter().counts(np.stack(images))
-    agree = {run: [] for run in ("unlabelled-m3", "grid-all-m3", "grid-single-local-m3")}
+    assert len(images) >= 150
+    agree: dict[str, list[bool]] = {}
     for row, count in zip(data["images"], found, strict=True):
-        agree[row["run"]].append(row["count"] == count)
-    shares = {run: np.mean(right) for run, right in agree.items()}
-    assert shares["grid-all-m3"] >= 0.85
-    assert shares["unlabelled-m3"] >= 0.85
-    assert shares["grid-single-local-m3"] >= 0.55
+        agree.setdefault(row["run"], []).append(row["count"] == count)
+    reached = {"unlabelled-m3": 0.85, "grid-all-m3": 0.85, "grid-single-m3": 0.95, "list-all-m3": 0.75,
+               "grid-single-local-m3": 0.55}  # fmt: skip
+    assert agree.keys() == reached.keys()
+    assert [run for run, right in agree.items() if np.mean(right) < reached[run]] == []

@@ -149,7 +149,7 @@ def decode(maps: dict[str, Tensor], min_score: float) -> list[Detections]:
         rows, cols = rows[order], cols[order]
         at = {name: value[image, :, rows, cols].T for name, value in maps.items()}  # [n, channels]
         center = torch.stack([cols, rows], 1) + 0.5 + at["offset"]  # in pixels
-        reach = at["box"] * BOX_UNIT
+        reach = (at["box"] * BOX_UNIT).clamp(min=0)  # a box never turns inside out
         box = torch.cat([center - reach[:, :2], center + reach[:, 2:]], 1)
         scale = torch.tensor([width, height], dtype=torch.float32)
         keep = _not_duplicates(center)

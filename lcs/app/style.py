@@ -143,6 +143,7 @@ CSS = """
 .claims { width: 100%; border-collapse: collapse; font-size: .88rem; }
 .claims th { text-align: left; font-weight: 600; padding: 7px 9px;
   border-bottom: 2px solid var(--border-color-primary); }
+table.claims th, table.claims td, table.claims tr { border-left: 0; border-right: 0; border-top: 0; }
 .claims td { padding: 8px 9px; border-bottom: 1px solid var(--border-color-primary); vertical-align: top; }
 .claims .rule { display: block; color: var(--body-text-color-subdued); font-size: .8rem; margin-top: 2px; }
 .badge { display: inline-block; border-radius: 999px; padding: 1px 10px; font-size: .78rem; font-weight: 600;

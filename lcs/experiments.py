@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from lcs.errors import LcsError
 
 WARM_OBJECTS = 3
-STAGED = ("grid-all", "grid-random", "grid-drop-one")  # of these, early and mid checkpoints are shipped too (1-3 objects)
+STAGED = ("grid-all", "grid-random", "grid-drop-one")  # early and mid checkpoints are shipped too (1-3 objects)
 GRID = 16  # cells per side of the location grid, in every experiment of the paper
 
 # Test-time conditions (v1, section E.1): K locations are the first K, as fractions (x, y) of the image.

@@ -33,8 +33,7 @@ def pairs(models: Models) -> dict[str, tuple[Run, Run]]:
 
 def pair_choices(models: Models) -> list[tuple[str, str]]:
     return [
-        (f"{run.experiment.title}, {inputs.range_label(run.objects)}", name)
-        for name, (run, _) in pairs(models).items()
+        (f"{run.experiment.title}, {inputs.range_label(run.objects)}", name) for name, (run, _) in pairs(models).items()
     ]
 
 

@@ -27,8 +27,8 @@ from lcs.data.files import atomic_write, read_json, write_json
 from lcs.evaluation import evaluate_run, to_markdown
 
 LCS = Path(weights.__file__).parent
-COUNT_SOURCES = ("evaluation.py", "sampling.py", "conditioning.py", "diffusion/samplers.py", "model/*.py",
-                 "counter/detector.py", "counter/matching.py")  # fmt: skip
+COUNT_SOURCES = ("evaluation.py", "experiments.py", "sampling.py", "conditioning.py", "diffusion/samplers.py",
+                 "model/*.py", "training/batches.py", "counter/detector.py", "counter/matching.py")  # fmt: skip
 SHOWN = 8  # images per K that are kept beside the counts
 
 

@@ -196,8 +196,7 @@ def scattered(scale: str) -> list[Checkpoint]:
 def scatter(context: Context) -> dict:
     points = []
     for checkpoint in context.checkpoints:
-        late = checkpoint.stage == "late"
-        counts = context.counts(checkpoint, None if late else range(context.effort.stage_ks + 1))
+        counts = context.counts(checkpoint)
         found, measured = summary(counts), numbers_of(trace(context, checkpoint))
         points.append({
             "experiment": checkpoint.run.experiment.name, "stage": checkpoint.stage,

@@ -21,6 +21,7 @@ from artifact.context import Settings
 from artifact.steps import Checkpoint, Output, Step
 from lcs import weights
 from lcs.data.files import atomic_write, write_json
+from lcs.errors import LcsError
 from lcs.evaluation import to_markdown
 
 PACKAGES = ("torch", "numpy", "diffusers", "transformers", "accelerate", "numba", "matplotlib")
@@ -69,8 +70,15 @@ def write(
             path.write_text(text)
 
 
+def check_keep(keep: Path) -> None:
+    """The folder is replaced as a whole, so it must be empty or one of ours."""
+    if keep.exists() and not (keep / "figures.json").exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise LcsError(f"--keep {keep} holds other files; choose an empty folder, or one written by --keep before")
+
+
 def keep_small(out: Path, keep: Path, steps: list[Step], results: dict[str, Output], verdicts: list[Verdict]) -> None:
     """Claims and pictures, small enough for the repository: what the app and the README show."""
+    check_keep(keep)
     shutil.rmtree(keep, ignore_errors=True)
     keep.mkdir(parents=True)
     figures = []

@@ -17,15 +17,17 @@ from pathlib import Path
 import torch
 
 from artifact import claims, report
-from artifact.context import Context, Settings, code_hash, content_hash, settings_dict
+from artifact.context import COUNT_SOURCES, Context, Settings, code_hash, content_hash, settings_dict
 from artifact.registry import STEPS
 from artifact.steps import EFFORTS, Checkpoint, Output, Step
 from lcs import weights
+from lcs.counter.detector import MANIFEST_KEY as COUNTER
 from lcs.data.files import read_json, sha256_of, write_json
 from lcs.errors import LcsError
 from lcs.experiments import get_scale
 from lcs.hub.client import HubError
 from lcs.hub.pull import pull, trainer
+from lcs.sdxl.package import MANIFEST, MINI_ID
 
 HERE = Path(__file__).parent
 
@@ -42,18 +44,21 @@ def run_artifact(
     data: Path | None = None,
     root: Path = weights.WEIGHTS,
     keep: Path | None = None,
+    cifar: Path | None = None,
 ) -> bool:
     """Runs everything, or the steps of `only`; True if every step was drawn from all the checkpoints it wants.
 
     source: "weights" uses what is in `root`, "train" also trains what is missing (into `out`/weights). keep: a folder
-    for the small files that the app and the README show.
+    for the small files that the app and the README show. What was drawn before and still holds stays in the report.
     """
     began = time.monotonic()
     steps = choose_steps(only)
+    if keep is not None:
+        report.check_keep(keep)
     settings = check_settings(out, scale, effort, source, samples, device, seed, root)
     wanted = list(dict.fromkeys(c for step in steps for c in step.needs(scale)))
     check_hashes(settings, wanted)
-    acquire(settings, wanted, train=source == "train", data=data)
+    acquire(settings, wanted, source == "train", data, cifar)
     results: dict[str, Output] = {}
     failures: dict[str, str] = {}
     done = spent = 0.0
@@ -79,12 +84,14 @@ def run_artifact(
             note = f"failed: {failures[step.name]}"
             traceback.print_exc(file=sys.stderr)
         print(f"      {note}", flush=True)
-    verdicts = claims.judge({name: result.numbers for name, result in results.items()})
+    everything = earlier_results(settings, steps) | results
+    shown = [step for step in STEPS if step in steps or step.name in everything]
+    verdicts = claims.judge({name: result.numbers for name, result in everything.items()})
     total = time.monotonic() - began
     facts = report.environment(settings_dict(settings), settings, wanted, total)
-    report.write(settings.out, steps, results, failures, verdicts, facts)
+    report.write(settings.out, shown, everything, failures, verdicts, facts)
     if keep is not None:
-        report.keep_small(settings.out, keep, steps, results, verdicts)
+        report.keep_small(settings.out, keep, shown, everything, verdicts)
     print(claims.as_text(verdicts))
     complete = not failures and not any(r.missing for r in results.values())
     print(f"{settings.out / 'report.html'}: {len(results)} of {len(steps)} steps in {_clock(total)}"
@@ -139,7 +146,9 @@ def check_hashes(settings: Settings, wanted: list[Checkpoint]) -> None:
                 raise LcsError(f"{root / entry['file']} does not match its sha256 in the manifest; fetch it again")
 
 
-def acquire(settings: Settings, wanted: list[Checkpoint], train: bool, data: Path | None) -> None:
+def acquire(
+    settings: Settings, wanted: list[Checkpoint], train: bool, data: Path | None, cifar: Path | None = None
+) -> None:
     """Pulls what was published, trains the rest if asked to; what is still missing is reported by the steps."""
     for checkpoint in wanted:
         if settings.root_of(checkpoint) is not None:
@@ -153,7 +162,10 @@ def acquire(settings: Settings, wanted: list[Checkpoint], train: bool, data: Pat
                 print(f"{checkpoint.key}: {error}")
         if train:
             print(f"{checkpoint.key}: training it")
-            trainer(settings.out / "runs", checkpoint.stage, settings.out / "weights", data)(checkpoint.run)
+            try:
+                trainer(settings.out / "runs", checkpoint.stage, settings.out / "weights", data, cifar)(checkpoint.run)
+            except LcsError as error:  # e.g. no scenes with so many objects: the others can go on
+                print(f"{checkpoint.key}: {error}")
 
 
 def run_step(step: Step, settings: Settings) -> tuple[Output, bool]:
@@ -167,15 +179,10 @@ def run_step(step: Step, settings: Settings) -> tuple[Output, bool]:
             f"needs {step.least} of {len(needs)} checkpoints, {len(there)} are there; "
             f"pull or train (--from train) the others, e.g. {lacking}"
         )
-    key = content_hash([
-        step.name, settings_dict(settings), [(c.key, settings.sha256(c)) for c in there], [c.key for c in needs],
-        code_hash(step.sources, Path(sys.modules[step.make.__module__].__file__), HERE / "context.py"),
-    ])  # fmt: skip
-    if (folder / "step.json").exists():
-        stored = read_json(folder / "step.json")
-        files = [item["file"] for kind in ("figures", "tables") for item in stored["output"][kind]]
-        if stored["key"] == key and all((folder / name).exists() for name in files):
-            return Output(**stored["output"]), False
+    key = _key(step, settings, there, needs)
+    stored = _stored(folder, key)
+    if stored is not None:
+        return stored, False
     start = time.monotonic()
     shutil.rmtree(partial, ignore_errors=True)
     context = Context(settings, partial, needs, say=lambda text: print(f"      {text}", flush=True))
@@ -185,6 +192,41 @@ def run_step(step: Step, settings: Settings) -> tuple[Output, bool]:
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return context.output, True
+
+
+def _key(step: Step, settings: Settings, there: list[Checkpoint], needs: list[Checkpoint]) -> str:
+    """Hash of all a step depends on: its checkpoints, the counter, mini-sdxl, the settings and the code."""
+    counter = weights.read_manifest(weights.WEIGHTS).get(COUNTER, {}).get("sha256")
+    sdxl = weights.WEIGHTS / MINI_ID / MANIFEST  # it lists the hashes of all its files
+    return content_hash([
+        step.name, settings_dict(settings), [(c.key, settings.sha256(c)) for c in there], [c.key for c in needs],
+        counter, sha256_of(sdxl) if sdxl.exists() else None,
+        code_hash((*COUNT_SOURCES, *step.sources), *HERE.glob("*.py")),
+    ])  # fmt: skip
+
+
+def _stored(folder: Path, key: str) -> Output | None:
+    """What a step drew earlier, if nothing it depends on has changed and all its files are there."""
+    if not (folder / "step.json").exists():
+        return None
+    stored = read_json(folder / "step.json")
+    files = [item["file"] for kind in ("figures", "tables") for item in stored["output"][kind]]
+    if stored["key"] != key or not all((folder / name).exists() for name in files):
+        return None
+    return Output(**stored["output"])
+
+
+def earlier_results(settings: Settings, steps: list[Step]) -> dict[str, Output]:
+    """Steps that are not drawn now, but were before and are still valid: the report and the claims keep them."""
+    found = {}
+    for step in STEPS:
+        if step not in steps:
+            needs = step.needs(settings.scale)
+            there = [c for c in needs if settings.root_of(c) is not None]
+            stored = _stored(settings.out / step.name, _key(step, settings, there, needs))
+            if stored is not None:
+                found[step.name] = stored
+    return found
 
 
 def _pace(settings: Settings) -> float:

@@ -37,8 +37,9 @@ def fig1(context: Context) -> dict:
 
 
 CAPTION_1 = (
-    "One sample (noise seed 0) per experiment and K; dots mark the asked locations. Below each picture: objects in "
-    "place, and extra ones after the plus. All models were trained on 1-3 objects; the line marks where training ends."
+    "One sample (the first noise seed) per experiment and K; dots mark the asked locations. Below each picture: "
+    "objects in place, and extra ones after the plus. All models were trained on 1-3 objects; the line marks where "
+    "training ends."
 )
 
 
@@ -56,9 +57,7 @@ def fig4(context: Context) -> dict:
 
 def fig8(context: Context) -> dict:
     rows = [(c.run.name, context.counts(c)) for c in context.checkpoints]
-    context.figure(
-        "fig8", draw_rows(rows, MOST_K), "grid-all trained on 1..M objects: more in training, more beyond it."
-    )
+    context.figure("fig8", draw_rows(rows, MOST_K), "grid-all trained on 1..M objects, asked for K.")
     return {name: counts["k_max"] for name, counts in rows}
 
 
@@ -76,7 +75,7 @@ def draw_rows(rows: Sequence[tuple[str, dict]], most: int) -> Figure:
             if k > most:
                 continue
             _mark(axes, at, r, k, k, counts)
-            right = in_place == k and (counts["extras_allowed"] or not extras)
+            right = in_place == k and extras <= counts["extras_allowed"]
             text, color = f"{in_place} + {extras}" if extras else f"{in_place}", "#1a7f37" if right else "#b3261e"
             axes.text(*at(r, k, 0.5, 1.03), text, ha="center", va="top", fontsize=8, color=color)
         (x, top), (_, bottom) = at(r, counts["objects"] + 1, 0, 0), at(r, counts["objects"] + 1, 0, 1.15)

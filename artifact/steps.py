@@ -33,7 +33,6 @@ class Effort:
     local_samples: int  # per K, local models: 25 times the work per image
     solver: str  # the multistep solver needs half the network calls of Heun's method for the same error
     steps: int
-    stage_ks: int  # largest K for the early and mid checkpoints of the scatter
     locality_seeds: int
     locality_levels: int  # noise levels measured along a trajectory
     feature_samples: int  # per colour, for the cosine matrices
@@ -42,9 +41,9 @@ class Effort:
 EFFORTS = {
     e.name: e
     for e in (
-        Effort("quick", 4, 2, "dpmpp_2m", 16, 6, 2, 6, 4),
-        Effort("standard", 16, 8, "dpmpp_2m", 24, 8, 4, 12, 16),
-        Effort("full", 32, 32, "heun", 32, 12, 8, 16, 64),  # the paper's sampler
+        Effort("quick", 4, 2, "dpmpp_2m", 16, 2, 6, 4),
+        Effort("standard", 16, 8, "dpmpp_2m", 24, 4, 12, 16),
+        Effort("full", 32, 32, "heun", 32, 8, 16, 64),  # the paper's sampler
     )
 }
 

@@ -16,7 +16,6 @@ TABLE_2 = ("grid-all", "grid-single", "grid-random", "grid-drop-one")
 def checkpoints(scale: str, names: tuple[str, ...]) -> list[Checkpoint]:
     runs = [run for run in paper_runs(scale) if run.experiment.name in names]
     runs.sort(key=lambda run: (names.index(run.experiment.name), run.objects))
-    # With one object, labelling one and labelling all are the same: grid-single M = 1 is grid-all M = 1.
     return [Checkpoint(run) for run in runs if not (run.experiment.name == "grid-single" and run.objects == 1)]
 
 

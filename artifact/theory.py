@@ -22,7 +22,7 @@ CAPTIONS = {
     "heuristic": "Equation 3: orthogonal mean differences are necessary for a composition, not sufficient.",
     "claim2": "Claim 2: transform and noise. Without noise the two distributions are equal, so their divergence must "
     "grow "
-    "first; for a linear transform that is not orthogonal it never falls. The claim as stated is false.",
+    "before it can fall; the claim says that it always falls.",
 }
 
 

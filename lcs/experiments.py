@@ -38,7 +38,7 @@ EXPERIMENTS = {
     e.name: e
     for e in (
         Experiment("grid-all", "grid-all", False, "grid, all labelled", "Exp 1", (1, 2, 3, 4, 5, 6)),
-        Experiment("grid-single", "grid-single", False, "grid, one labelled", "Exp 2", (1, 2, 3, 4, 5, 6)),
+        Experiment("grid-single", "grid-single", False, "grid, one labelled", "Exp 2", (2, 3, 4, 5, 6)),
         Experiment("list-all", "list-all", False, "list, all labelled", "Exp 3 (v2)", (3,)),
         Experiment(
             "grid-single-local", "grid-single", True, "grid, one labelled, local", "Exp 3 (v1), 2L (v2)", (1, 3, 5)

@@ -1,6 +1,5 @@
 """The artifact's runner on tiny random models: caching, missing and damaged weights, kills; and the rules of claims."""
 
-import html.parser
 import json
 import re
 from dataclasses import replace
@@ -57,7 +56,7 @@ def shipped(tmp_path_factory):
 @pytest.fixture
 def tiny(monkeypatch, shipped):
     monkeypatch.setitem(experiments.SCALES, "tiny", SCALE)
-    monkeypatch.setitem(steps.EFFORTS, "quick", Effort("quick", 2, 1, "heun", 2, 2, 2, 2, 2))
+    monkeypatch.setitem(steps.EFFORTS, "quick", Effort("quick", 2, 1, "heun", 2, 2, 2, 2))
     return shipped
 
 
@@ -81,7 +80,8 @@ def test_everything_is_drawn_and_reported(tmp_path, tiny, capsys, monkeypatch):
     report = (tmp_path / "out" / "report.html").read_text()
     assert report.count("data:image/png;base64,") == sum(len(s["figures"]) for s in results["steps"].values())
     assert not re.search(r"(src|href)='(?!data:|#)", report)  # self-contained
-    html.parser.HTMLParser().feed(report)
+    assert report.count("<figure") == report.count("</figure>") > 0
+    assert report.count("<table") == report.count("</table>") > 0
     for name, step in results["steps"].items():
         for figure in step["figures"]:
             assert (tmp_path / "out" / name / figure["file"]).exists()
@@ -180,7 +180,7 @@ def test_bad_input_is_one_line(arguments, message, tmp_path, monkeypatch):
 def test_missing_checkpoints_are_trained_if_asked_to(tmp_path, tiny, monkeypatch):
     trained = []
 
-    def fake_trainer(out, stage, root, data):
+    def fake_trainer(out, stage, root, data, cifar):
         return lambda run: trained.append(run.name) or ship(run, root, tmp_path / f"run-{run.name}", stage=stage)
 
     monkeypatch.setattr(runner, "trainer", fake_trainer)
@@ -240,12 +240,48 @@ def test_growth_rule_needs_three_models():
 
 
 def test_locality_rule_wants_intervals_apart():
-    a = {"conditional_locality": 0.8, "low": 0.7, "high": 0.9}
-    near = {"conditional_locality": 0.75, "low": 0.7, "high": 0.8}
-    far = {"conditional_locality": 0.4, "low": 0.3, "high": 0.5}
+    a = {"conditional_locality": 0.8, "low": 0.7, "high": 0.9, "seeds": 4}
+    near = {"conditional_locality": 0.75, "low": 0.7, "high": 0.8, "seeds": 4}
+    far = {"conditional_locality": 0.4, "low": 0.3, "high": 0.5, "seeds": 4}
     for other, verdict in ((far, CAME_OUT), (near, PARTLY)):
         assert verdict_of("locality-list", {"fig2": {"grid-all-m3": a, "list-all-m3": other}}) == verdict
     assert verdict_of("locality-list", {"fig2": {"grid-all-m3": far, "list-all-m3": a}}) == NOT
+    few = {"grid-all-m3": a | {"seeds": 2}, "list-all-m3": far}  # no interval worth its name
+    assert verdict_of("locality-list", {"fig2": few}) == PARTLY
+
+
+def test_scatter_rule_wants_enough_points():
+    found = {"pearson": 0.9, "low": 0.5, "high": 1.0, "n": 6}
+    assert verdict_of("scatter", {"scatter": found}) == CAME_OUT
+    assert verdict_of("scatter", {"scatter": found | {"n": 5}}) == PARTLY
+    assert verdict_of("scatter", {"scatter": found | {"low": -0.1}}) == PARTLY
+    assert verdict_of("scatter", {"scatter": found | {"pearson": -0.2, "low": -0.6}}) == NOT
+    assert verdict_of("scatter", {"scatter": {"n": 2}}) == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "verdict"), [(0.6, 0.01, CAME_OUT), (0.3, 0.01, PARTLY), (0.03, 0.004, NOT), (0.6, 0.3, NOT)]
+)
+def test_locality_is_lost_only_if_most_of_the_image_matters(high, low, verdict):
+    assert verdict_of("cifar", {"fig12": {"area_high": high, "area_low": low}}) == verdict
+
+
+@pytest.mark.parametrize(("feature", "image", "verdict"), [(0.1, 0.6, CAME_OUT), (0.5, 0.6, PARTLY), (0.7, 0.6, NOT)])
+def test_color_feature_rule(feature, image, verdict):
+    assert verdict_of("color-features", {"fig5": {"color-m3": {"feature_space": feature, "image": image}}}) == verdict
+
+
+def test_sdxl_rules():
+    """A negative correlation of success and cosine is what the claim says: entangled concepts compose badly."""
+    found = {"relation_spearman": -0.5, "relation_p": 0.01, "intervention_2_separate": 0.1,
+             "intervention_2_separate_interval": [0.02, 0.2], "intervention_2_mask": 0.3,
+             "intervention_2_mask_interval": [0.2, 0.4]}  # fmt: skip
+    assert verdict_of("sdxl-relation", {"sdxl": found}) == CAME_OUT
+    assert verdict_of("sdxl-relation", {"sdxl": found | {"relation_p": 0.2}}) == PARTLY
+    assert verdict_of("sdxl-relation", {"sdxl": found | {"relation_spearman": 0.5}}) == NOT
+    assert verdict_of("sdxl-local", {"sdxl": found}) == CAME_OUT
+    worse = found | {"intervention_2_separate": -0.1, "intervention_2_separate_interval": [-0.2, 0.0]}
+    assert verdict_of("sdxl-local", {"sdxl": worse}) == NOT  # whatever the other mode gives
 
 
 def test_theory_claims_can_fail():

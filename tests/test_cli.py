@@ -31,7 +31,7 @@ def lcs_here(monkeypatch, capsys, *arguments: str) -> tuple[int, str]:
 def test_help_lists_every_verb():
     done = lcs("--help")
     assert done.returncode == 0
-    for verb in ("render", "train", "plan", "bench"):
+    for verb in ("render", "train", "evaluate", "artifact", "app", "plan", "bench", "pull", "push", "space", "sdxl"):
         assert verb in done.stdout
 
 

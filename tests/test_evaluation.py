@@ -2,7 +2,7 @@
 
 import json
 from itertools import permutations
-from math import inf, sqrt
+from math import sqrt
 
 import numpy as np
 import pytest
@@ -102,20 +102,21 @@ def test_colors_are_a_multiset():
 @pytest.mark.parametrize(
     ("k", "trained", "in_place", "extras", "allowed", "passes", "strict"),
     [
-        (3, 3, [3] * 32, [0] * 32, False, True, True),
-        (3, 3, [3] * 28 + [2] * 4, [0] * 32, False, True, False),  # 28 of 32 is 7/8
-        (3, 3, [3] * 27 + [2] * 5, [0] * 32, False, False, False),
-        (3, 3, [3] * 32, [0] * 27 + [1] * 5, False, False, False),  # an extra object is not "exactly K"
-        (3, 3, [3] * 32, [2] * 32, True, True, True),  # ... unless the conditioner leaves objects unlabelled
-        (1, 3, [0] * 32, [1] * 32, True, False, False),  # one object, but elsewhere
-        (4, 3, [4] * 9 + [2] * 23, [0] * 32, False, True, True),  # more than 25% complete, the rest K - 2
-        (4, 3, [4] * 8 + [2] * 24, [0] * 32, False, False, False),  # exactly 25% is not more
-        (4, 3, [4] * 9 + [2] * 19 + [1] * 4, [0] * 32, False, True, False),  # "always" K - 2: 28 of 32
-        (4, 3, [4] * 9 + [2] * 18 + [1] * 5, [0] * 32, False, False, False),
-        (4, 3, [4] * 32, [1] * 24 + [0] * 8, False, False, False),  # all in place, but 24 with an extra one
-        (2, 1, [2] * 9 + [0] * 23, [0] * 32, False, True, True),  # K - 2 = 0 is no demand at K = 2
-        (9, 3, [9] * 3 + [7] * 5, [0] * 8, False, True, True),  # 8 samples, as the paper: 3 of 8 is over 25%
-        (9, 3, [9] * 2 + [7] * 6, [0] * 8, False, False, False),
+        (3, 3, [3] * 32, [0] * 32, 0, True, True),
+        (3, 3, [3] * 28 + [2] * 4, [0] * 32, 0, True, False),  # 28 of 32 is 7/8
+        (3, 3, [3] * 27 + [2] * 5, [0] * 32, 0, False, False),
+        (3, 3, [3] * 32, [0] * 27 + [1] * 5, 0, False, False),  # an extra object is not "exactly K"
+        (3, 3, [3] * 32, [2] * 32, 2, True, True),  # ... unless the conditioner leaves objects unlabelled
+        (3, 3, [3] * 32, [3] * 32, 2, False, False),  # but not more than that: a full image is no success
+        (1, 3, [0] * 32, [1] * 32, 2, False, False),  # one object, but elsewhere
+        (4, 3, [4] * 9 + [2] * 23, [0] * 32, 0, True, True),  # more than 25% complete, the rest K - 2
+        (4, 3, [4] * 8 + [2] * 24, [0] * 32, 0, False, False),  # exactly 25% is not more
+        (4, 3, [4] * 9 + [2] * 19 + [1] * 4, [0] * 32, 0, True, False),  # "always" K - 2: 28 of 32
+        (4, 3, [4] * 9 + [2] * 18 + [1] * 5, [0] * 32, 0, False, False),
+        (4, 3, [4] * 32, [1] * 24 + [0] * 8, 0, False, False),  # all in place, but 24 with an extra one
+        (2, 1, [2] * 9 + [0] * 23, [0] * 32, 0, True, True),  # K - 2 = 0 is no demand at K = 2
+        (9, 3, [9] * 3 + [7] * 5, [0] * 8, 0, True, True),  # 8 samples, as the paper: 3 of 8 is over 25%
+        (9, 3, [9] * 2 + [7] * 6, [0] * 8, 0, False, False),
     ],
 )
 def test_success_rule(k, trained, in_place, extras, allowed, passes, strict):
@@ -172,18 +173,27 @@ def row(k: int, trained: int, matches: list[Match], allowed: bool = False) -> KR
 def test_summary_of_a_hand_made_run():
     run = get_run("grid-single", 3, "mini")
     rows = [
-        row(0, 3, [Match(0, n % 4) for n in range(32)], True),
-        row(1, 3, [Match(1, n % 3) for n in range(32)], True),
-        row(2, 3, [Match(1, 1)] * 32, True),
-        row(3, 3, [Match(3, 0)] * 32, True),  # cannot rescue K = 2
+        row(0, 3, [Match(0, n % 4) for n in range(32)], 2),
+        row(1, 3, [Match(1, n % 3) for n in range(32)], 2),
+        row(2, 3, [Match(1, 1)] * 32, 2),
+        row(3, 3, [Match(3, 0)] * 32, 2),  # cannot rescue K = 2
     ]
-    result = summarise(run, rows, True, {}, 1.0)
+    result = summarise(run, rows, 2, {}, 1.0)
     assert (result.k_max, result.k_max_strict, result.k_tested) == (1, 1, 3)
     assert result.label == "1 +(0-2)"
     assert result.drawn_at_0 == {"min": 0, "max": 3, "p5": 0, "p95": 3}
     table = to_markdown(summary_rows([json.loads(json.dumps(result.to_json())), {"run": "x-m2", "missing": "none"}]))
     assert "| grid-single-m3 | 1-3 | 1 +(0-2) | 1 | 0-3 |" in table
     assert "| x-m2 |  | missing |" in table
+    part = summarise(run, rows[2:], 2, {}, 1.0)  # K = 1 was not tested: there is no K_max
+    assert part.k_max is None
+    assert part.label == "not tested"
+
+
+def test_extras_are_as_many_as_training_leaves_out():
+    assert evaluation.allowed_extras(get_run("grid-all", 3, "mini")) == 0
+    assert evaluation.allowed_extras(get_run("grid-single", 3, "mini")) == 2
+    assert evaluation.allowed_extras(get_run("grid-single-local", 1, "mini")) == 0
 
 
 def test_every_conditioner_says_whether_it_labels_all():
@@ -260,7 +270,7 @@ def test_true_scenes_pass_their_own_test():
     ]
     right = [m == Match(int(c), 0) for m, c in zip(matches, data.table.counts, strict=True)]
     assert sum(right) >= len(right) - 1
-    assert inf > min(m.in_place for m in matches) >= 0
+    assert sum(m.in_place for m in matches) >= data.table.counts.sum() - 1
 
 
 # ---- the interval of K_max ------------------------------------------------------------------------

@@ -579,7 +579,7 @@ def test_bad_input_is_one_line(arguments, message, monkeypatch, capsys):
 
 
 def test_pull_or_train_trains_and_exports(hub, tmp_path, monkeypatch, capsys):
-    def train_all(runs, data, out, seed, settings):
+    def train_all(runs, data, out, seed, settings, **_):
         for run in runs:
             save_run(run, out / run.scale.name / run.name)
 

@@ -16,15 +16,16 @@ import torch
 from tiny import SCALE, source, tiny_run
 
 from lcs import weights
-from lcs.data.files import read_json
+from lcs.data.files import read_json, write_json
+from lcs.data.shards import DatasetSpec, render_dataset
 from lcs.errors import LcsError
 from lcs.experiments import Recipe, Run, get_experiment, with_samples
 from lcs.model.build import build_model, trained_network
 from lcs.model.layers import MPConv
 from lcs.training import checkpoint, trainer
 from lcs.training.batches import make_batch, standardise, to_rgb
-from lcs.training.queue import claimed, train_all
-from lcs.training.trainer import TrainSettings, _start_from, learning_rate, train
+from lcs.training.queue import claimed, open_source, train_all
+from lcs.training.trainer import TrainSettings, _start_from, learning_rate, run_settings, train
 from lcs.weights import load_stage
 
 REPO = Path(__file__).parents[1]
@@ -295,10 +296,26 @@ def test_a_run_goes_on_from_bare_weights(straight, tmp_path):
     assert 0 < (tensors[f"ema.ema0.{name}"] - given[name]).abs().max() < 0.5
     train(longer, source(), tmp_path / "on", settings=QUIET)  # resumes from its own state from then on
     assert checkpoint.load_meta(tmp_path / "on" / "late.safetensors")["continued_at"] == [at]
-    train(longer, source(), tmp_path / "killed", settings=replace(QUIET, stop_after_samples=0), continued=early)
-    (tmp_path / "killed" / "state.safetensors").unlink()
-    with pytest.raises(LcsError, match="--from-shipped"):
-        train(longer, source(), tmp_path / "killed", settings=QUIET)
+
+
+def test_a_start_that_left_nothing_is_forgotten(straight, tmp_path):
+    """Killed before the first checkpoint: the next start decides anew whether to go on from shipped weights."""
+    early = straight / "mid.safetensors"
+    at = checkpoint.load_meta(early)["samples"]
+    write_json(tmp_path / "run.json", run_settings(tiny_run(), 0))
+    stop = replace(QUIET, stop_after_samples=at + 8)
+    train(tiny_run(), source(), tmp_path, settings=stop, continued=early)
+    assert read_json(tmp_path / "run.json")["continued_at"] == [at]
+    (tmp_path / "state.safetensors").unlink()
+    train(tiny_run(), source(), tmp_path, settings=replace(QUIET, stop_after_samples=8))
+    assert "continued_at" not in read_json(tmp_path / "run.json")
+    assert checkpoint.load_meta(tmp_path / "state.safetensors")["samples"] == 8
+
+
+def test_images_of_another_size_are_refused(tmp_path):
+    render_dataset(tmp_path, DatasetSpec(counts=(1, 2), scenes=2, size=16), progress=False)
+    with pytest.raises(LcsError, match="holds images of 16 pixels"):
+        open_source(tiny_run(), tmp_path)
 
 
 def test_a_run_may_be_made_longer_but_not_changed(straight, tmp_path):
@@ -318,7 +335,9 @@ def test_finished_runs_are_shipped_once(tmp_path, monkeypatch):
 
     def export(run, folder, stage):
         exported.append((run.name, stage))
-        manifest[weights.entry_key(run, stage)] = {"samples": run.recipe.samples}
+        manifest[weights.entry_key(run, stage)] = {
+            "samples": run.recipe.samples, "settings": read_json(folder / "run.json"),
+        }  # fmt: skip
 
     monkeypatch.setattr(weights, "export", export)
     monkeypatch.setattr(weights, "read_manifest", lambda: manifest)
@@ -327,6 +346,9 @@ def test_finished_runs_are_shipped_once(tmp_path, monkeypatch):
     for _ in range(2):  # also when training ended in an earlier call, and not twice
         train_all([tiny_run()], None, tmp_path, 0, QUIET, ship=True)
     assert exported == [("grid-single-m2", "late")]
+    manifest["tiny/grid-single-m2/late"]["settings"]["seed"] = 7  # another training of the same length
+    train_all([tiny_run()], None, tmp_path, 0, QUIET, ship=True)
+    assert len(exported) == 2
 
 
 def test_a_queue_goes_on_without_the_data_of_one_run(tmp_path, capsys):

@@ -105,7 +105,8 @@ def table_rows(runs: list[Run], folder: Path) -> str:
     stored = next((path for path in results.stored_tables(folder) if path.name.endswith("table1.md")), None)
     if stored is None:
         return (
-            '<div class="missing">K_max of both, measured on many samples, comes with <code>make artifact</code>.</div>'
+            '<div class="missing">K_max of both, measured on many samples, comes with '
+            "<code>python -m lcs artifact --keep artifact/results</code>.</div>"
         )
     wanted = {(run.experiment.name, "1" if run.objects == 1 else f"1-{run.objects}") for run in runs}
     rows = results.read_table(stored)

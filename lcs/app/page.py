@@ -103,7 +103,7 @@ def _restorer(linked: list[Linked]):
 
 
 _NUMBERS = {"objects": (0, 6), "seed": (0, checks.MAX_SEED - checks.MAX_CONDITIONS), "steps": (1, checks.MAX_STEPS),
-            "samples": (1, checks.MAX_SAMPLES), "other_objects": (0, 6)}  # fmt: skip
+            "samples": (1, checks.MAX_SAMPLES)}  # fmt: skip
 _FRACTIONS = ("x", "y")
 _FLAGS = ("local",)
 _WORDS = ("experiment", "other", "solver", "pair", "model")

@@ -50,7 +50,7 @@ def claims_html(folder: Path) -> str:
         return draw.empty(
             "No results are stored here yet",
             "The artifact measures every claim of the paper on the shipped checkpoints and writes what came out. Run",
-            ["make artifact"],
+            ["python -m lcs artifact --keep artifact/results"],
         )
     rows = []
     for claim in claims:
@@ -61,7 +61,7 @@ def claims_html(folder: Path) -> str:
         rows.append(f"<tr><td>{badge}</td><td><b>{_text(claim.get('claim', ''))}</b>{rule}</td>{cells}</tr>")
     counts = [sum(c.get("verdict") == verdict for c in claims) for verdict in ("came out", "partly", "not", "not run")]
     said = (
-        f"Of {len(claims)} claims of the paper, <b>{counts[0]}</b> came out, <b>{counts[1]}</b> partly, "
+        f"Of {len(claims)} claims, <b>{counts[0]}</b> came out, <b>{counts[1]}</b> partly, "
         f"<b>{counts[2]}</b> did not, and {counts[3]} were not run."
     )
     head = "".join(f"<th>{name}</th>" for name in ("", "claim", "paper", "ours", "95% interval"))

@@ -16,7 +16,7 @@ from lcs.conditioning import get_conditioner
 from lcs.counter.detector import Detections
 from lcs.counter.matching import pairs_within
 from lcs.errors import LcsError
-from lcs.evaluation import LABELS_ALL, TOLERANCE_CELLS
+from lcs.evaluation import LABELS_ALL, TOLERANCE_CELLS, allowed_extras
 from lcs.experiments import Run
 from lcs.sampling import sample
 from lcs.scenes import world
@@ -46,10 +46,9 @@ class Sampled:
         return len(self.matched[i])
 
     def complete(self, i: int) -> bool:
-        """All in place, and nothing extra unless the training labels left objects out."""
-        extra_allowed = not LABELS_ALL[self.request.run.experiment.conditioner]
-        all_there = self.in_place(i) == len(self.request.conditions[i])
-        return all_there and (extra_allowed or len(self.found[i]) == self.in_place(i))
+        """All in place, and no more extras than the training labels may have left out."""
+        extras = len(self.found[i]) - self.in_place(i)
+        return self.in_place(i) == len(self.request.conditions[i]) and extras <= allowed_extras(self.request.run)
 
 
 def draw_samples(models: Models, request: Request, emit: Callable[[object], None]) -> Sampled:

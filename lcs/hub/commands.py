@@ -105,7 +105,7 @@ def push_command(
     root = weights or WEIGHTS
     if grid is not None and not grid.is_file():
         raise LcsError(f"{grid} does not exist")
-    row = None if result is None else read_result(result, run)
+    row = None if result is None else read_result(result, run, stage)
     name = repo or repo_id(run, stage)
     if dry_run:
         files = checkpoint_files(run, stage, root, row, grid)

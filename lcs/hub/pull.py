@@ -67,8 +67,13 @@ def pull_many(
         raise HubError(f"{len(failed)} of {len(runs)} could not be pulled; the first: {failed[0]}")
 
 
-def trainer(out: Path, stage: str = "late", root: Path = WEIGHTS, data: Path | None = None) -> Callable[[Run], None]:
-    """An `or_train` hook: trains a run in `out` (resuming what is there) and enters it in the manifest of `root`."""
+def trainer(
+    out: Path, stage: str = "late", root: Path = WEIGHTS, data: Path | None = None, cifar: Path | None = None
+) -> Callable[[Run], None]:
+    """An `or_train` hook: trains a run in `out` (resuming what is there) and enters it in the manifest of `root`.
+
+    What it starts from is taken from the shipped weights if it is there.
+    """
 
     def train_and_export(run: Run) -> None:
         from lcs import weights
@@ -76,7 +81,7 @@ def trainer(out: Path, stage: str = "late", root: Path = WEIGHTS, data: Path | N
         from lcs.training.queue import run_folder, train_all
         from lcs.training.trainer import TrainSettings
 
-        train_all(with_warm_starts([run]), data, out, seed=0, settings=TrainSettings())
+        train_all(with_warm_starts([run]), data, out, seed=0, settings=TrainSettings(), cifar=cifar, from_shipped=True)
         folder = run_folder(out, run)
         if not (folder / f"{stage}.safetensors").exists():
             raise LcsError(f"{run.name} is being trained by another process; run the same command again later")

@@ -14,13 +14,13 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, get_hf_file_metadata, hf_hub_url
 from safetensors import SafetensorError, safe_open
 
-from lcs.data.files import read_json, write_json
+from lcs.data.files import read_json
 from lcs.errors import LcsError
 from lcs.experiments import Run
 from lcs.hub import cards, repo_id
 from lcs.hub.client import HubError, endpoint, has_sha256, hub_errors, signed_in_api
 from lcs.hub.pull import MODEL_FILE
-from lcs.weights import WEIGHTS, entry_key, read_manifest
+from lcs.weights import WEIGHTS, enter, entry_key, read_manifest
 
 
 def checkpoint_files(
@@ -71,8 +71,7 @@ def push(
     manifest = read_manifest(root)
     if stored.etag != manifest[key]["sha256"]:
         raise HubError(f"{repo} at {commit[:12]} does not hold the weights that were pushed; push again")
-    manifest[key]["hub"] = {"repo": repo, "revision": commit}
-    write_json(Path(root) / "manifest.json", manifest)
+    enter(root, key, manifest[key] | {"hub": {"repo": repo, "revision": commit}})
     return commit
 
 
@@ -93,14 +92,16 @@ def commit_files(
         return client.create_commit(repo, [*operations, *additions], commit_message=message, repo_type=repo_type).oid
 
 
-def read_result(path: Path, run: Run) -> dict:
-    """The evaluation of `run` in a JSON file: one result, a list of them, or an object with a list of them."""
+def read_result(path: Path, run: Run, stage: str = "late") -> dict:
+    """The evaluation of a stage of `run` in a JSON file: one result, a list, or an object with a list of them."""
     content = read_json(path)
     if isinstance(content, dict) and "run" not in content:
         content = next((value for value in content.values() if isinstance(value, list)), [])
     results = content if isinstance(content, list) else [content]
     wanted = {"run", "k_max", "k_tested", "label"}
     for one in results:
-        if isinstance(one, dict) and wanted <= set(one) and one["run"] == run.name and one["scale"] == run.scale.name:
+        if not isinstance(one, dict) or not wanted <= set(one):
+            continue
+        if (one["run"], one["scale"], one.get("stage", "late")) == (run.name, run.scale.name, stage):
             return one
-    raise LcsError(f"{path} has no evaluation of {run.name} at scale {run.scale.name}")
+    raise LcsError(f"{path} has no evaluation of {run.name} ({stage}) at scale {run.scale.name}")

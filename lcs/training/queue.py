@@ -11,8 +11,11 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from lcs import weights
 from lcs.data.cifar import CifarImages
+from lcs.data.files import read_json
 from lcs.data.shards import RenderedScenes, StreamedScenes
 from lcs.errors import LcsError
 from lcs.experiments import STAGED, WARM_OBJECTS, Run
@@ -29,7 +32,15 @@ def open_source(run: Run, data: Path | None, cifar: Path | None = None):
     if run.experiment.name == "cifar10":
         return CifarImages(cifar or data)
     counts = tuple(range(1, run.objects + 1))
-    return StreamedScenes(counts, run.scale.resolution) if data is None else RenderedScenes(data, counts)
+    if data is None:
+        return StreamedScenes(counts, run.scale.resolution)
+    scenes = RenderedScenes(data, counts)
+    if scenes.size != run.scale.resolution:
+        raise LcsError(
+            f"{data} holds images of {scenes.size} pixels, {run.name} at scale {run.scale.name} takes "
+            f"{run.scale.resolution}; render them with --size {run.scale.resolution}"
+        )
+    return scenes
 
 
 @contextmanager
@@ -87,7 +98,13 @@ def train_all(
                         raise
                     print(f"{run.name}: skipped, {error}")
                     continue
-                train(run, source, folder, seed, settings, warm, shipped)
+                try:
+                    train(run, source, folder, seed, settings, warm, shipped)
+                except torch.OutOfMemoryError:
+                    raise LcsError(
+                        f"{run.name}: not enough memory for {settings.micro_batch or 'all'} samples at once; give a "
+                        "smaller --micro-batch (the result stays the same)"
+                    ) from None
             if ship and is_finished(folder, run):
                 _ship(run, folder)
 
@@ -105,6 +122,9 @@ def _ship(run: Run, folder: Path) -> None:
     there = weights.read_manifest()
     for stage in weights.STAGES if run.experiment.name in STAGED and run.objects == WARM_OBJECTS else ("late",):
         path = folder / f"{stage}.safetensors"
-        samples = checkpoint.load_meta(path)["samples"] if path.exists() else None
-        if samples is not None and there.get(weights.entry_key(run, stage), {}).get("samples") != samples:
+        entry = there.get(weights.entry_key(run, stage), {})
+        if path.exists() and (
+            entry.get("samples") != checkpoint.load_meta(path)["samples"]
+            or entry.get("settings") != read_json(folder / "run.json")
+        ):
             weights.export(run, folder, stage)

@@ -43,7 +43,7 @@ class TrainSettings:
     """How to run, as opposed to what to train: none of these changes the result beyond rounding."""
 
     micro_batch: int | None = None  # samples at once on a device; default: the whole share of the batch
-    mixed_precision: str = "no"  # no, bf16 or fp16
+    mixed_precision: str | None = None  # no, bf16 or fp16; None: what `accelerate launch` was told, else no
     cpu: bool = False
     checkpoint_seconds: float = 300.0
     stop_after_samples: int | None = None  # leave early, as if interrupted at a checkpoint
@@ -92,8 +92,6 @@ def train(
     whole = build_model(run)
     network = trained_network(whole)
     if not (folder / checkpoint.STATE).exists():
-        if begun and continued is None:
-            raise LcsError(f"{folder} was begun from shipped weights: give --from-shipped, or use another --out folder")
         if begun:
             _copy_weights(network, continued)
         elif run.warm_start is not None:
@@ -294,8 +292,8 @@ class _LossLog:
 
 
 def is_finished(folder: Path, run: Run) -> bool:
-    state = folder / checkpoint.STATE
-    return state.exists() and int(checkpoint.load_meta(state)["samples"]) >= run.recipe.samples
+    state, late = folder / checkpoint.STATE, folder / "late.safetensors"
+    return state.exists() and late.exists() and int(checkpoint.load_meta(late)["samples"]) >= run.recipe.samples
 
 
 def run_settings(run: Run, seed: int) -> dict:
@@ -324,12 +322,14 @@ def _restarts(weights_file: Path | None) -> list[int]:
 
 def _check_folder(folder: Path, run: Run, seed: int, restarts: list[int]) -> None:
     """A folder belongs to one run: refuses to continue it with other settings, except for longer."""
-    wanted = run_settings(run, seed)
+    wanted, began = run_settings(run, seed), {"continued_at": restarts} if restarts else {}
     path = folder / "run.json"
     if not path.exists():
-        write_json(path, wanted | ({"continued_at": restarts} if restarts else {}))
+        write_json(path, wanted | began)
         return
     found = read_json(path)
+    if not (folder / checkpoint.STATE).exists():  # nothing was kept of an earlier start
+        found = {k: v for k, v in found.items() if k != "continued_at"} | began
     if not _annealing(folder, found["recipe"]):  # until then the length of a run only says when to stop
         found["recipe"]["samples"] = run.recipe.samples
     differs = [k for k in wanted if _plain(found.get(k)) != _plain(wanted[k])]

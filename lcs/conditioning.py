@@ -110,7 +110,11 @@ class _Conditioner:
         return self.encode_table(table_of([scene]), seed, np.array([index]))[0]
 
     def leave_one_out(self, conditions) -> np.ndarray:
-        """Row k is the label vector without condition k: float32 [K, dim]."""
+        """Row k is the label vector without condition k: float32 [K, dim].
+
+        In a list the entries after k then move up one slot, as they would in a shorter list. Objects are listed in the
+        order they were placed, which is random, so the model has seen a location in any slot.
+        """
         conditions = list(conditions)
         rows = [self.encode_conditions(conditions[:k] + conditions[k + 1 :]) for k in range(len(conditions))]
         return np.stack(rows) if rows else np.zeros((0, self.dim), np.float32)

@@ -153,7 +153,7 @@ def build(site: Site) -> Linked:
         with gr.Column(scale=6, min_width=320):
             status = gr.HTML(
                 draw.note(
-                    "Watch the left column lose objects, or draw them where nobody asked, and the right one not."
+                    "Press <b>Compare</b>: same labels in training, same conditions, same noise. Which column follows?"
                 ),
                 elem_id=f"{TAB}-status",
                 label="message",

@@ -26,7 +26,7 @@ from lcs.counter.data import SIZE, CounterData, DataSpec, open_folder, render_fo
 from lcs.counter.degrade import IGNORED_ABOVE, Degraded, DegradeSettings, degrade
 from lcs.counter.detector import BOX_UNIT, FIELDS, Architecture, Detector, export_counter
 from lcs.counter.evaluate import choose_thresholds, measure
-from lcs.data.files import read_json, write_json
+from lcs.data.files import as_json, read_json, write_json
 from lcs.errors import LcsError
 from lcs.rng import hashed_seeds
 from lcs.scenes import world
@@ -220,20 +220,13 @@ def _update_average(average: dict[str, Tensor], model: Detector, recipe: Counter
 
 
 def _check_folder(folder: Path, recipe: CounterRecipe) -> None:
-    wanted, path = _plain(asdict(recipe)), folder / "recipe.json"
+    wanted, path = as_json(asdict(recipe)), folder / "recipe.json"
     if not path.exists():
         write_json(path, wanted)
         return
     differs = [name for name, value in wanted.items() if read_json(path).get(name) != value]
     if differs:
         raise LcsError(f"{folder} was trained with other settings ({', '.join(differs)}); use another folder")
-
-
-def _plain(value):
-    """Tuples as lists, as JSON knows them."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def load_trained(path: Path, recipe: CounterRecipe) -> Detector:
@@ -260,6 +253,6 @@ def retrain(
     detector = load_trained(path, recipe)
     thresholds = choose_thresholds(detector)
     report = measure(detector, thresholds)
-    settings = {"recipe": _plain(asdict(recipe)), "images": images}
+    settings = {"recipe": as_json(asdict(recipe)), "images": images}
     export_counter(detector, thresholds, settings, report, root)
     return report

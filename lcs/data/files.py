@@ -43,6 +43,13 @@ def write_json(path: Path, data) -> None:
         temporary.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 
+def as_json(value):
+    """Tuples as lists: the value as it comes back from a JSON file."""
+    if isinstance(value, dict):
+        return {k: as_json(v) for k, v in value.items()}
+    return [as_json(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
 def read_json(path: Path):
     try:
         return json.loads(Path(path).read_text())

@@ -22,7 +22,7 @@ from torch import nn
 from tqdm import tqdm
 
 import lcs
-from lcs.data.files import read_json, write_json
+from lcs.data.files import as_json, read_json, write_json
 from lcs.diffusion.loss import edm2_loss
 from lcs.errors import LcsError
 from lcs.experiments import Recipe, Run
@@ -332,7 +332,7 @@ def _check_folder(folder: Path, run: Run, seed: int, restarts: list[int]) -> Non
         found = {k: v for k, v in found.items() if k != "continued_at"} | began
     if not _annealing(folder, found["recipe"]):  # until then the length of a run only says when to stop
         found["recipe"]["samples"] = run.recipe.samples
-    differs = [k for k in wanted if _plain(found.get(k)) != _plain(wanted[k])]
+    differs = [k for k in wanted if found.get(k) != as_json(wanted[k])]
     if differs:
         raise LcsError(f"{folder} was trained with other settings ({', '.join(differs)}); use another --out folder")
     write_json(path, found)
@@ -343,10 +343,3 @@ def _annealing(folder: Path, recipe: dict) -> bool:
     state = folder / checkpoint.STATE
     last = int(checkpoint.load_meta(state)["samples"]) if state.exists() else 0
     return last > (1 - recipe.get("lr_anneal", 0.0)) * recipe["samples"]
-
-
-def _plain(value):
-    """Tuples as lists, as JSON knows them."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value

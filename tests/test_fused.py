@@ -51,6 +51,16 @@ def test_sigmoid_is_accurate_everywhere():
     assert np.abs(out[:, 0] - exact)[near].max() < 3e-6
 
 
+@pytest.mark.parametrize("shape", [(5, 7), (6, 4, 3, 3), (3, 9, 1, 1)])
+def test_normalize_rows(shape):
+    w = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 2
+    w = (w.contiguous(memory_format=torch.channels_last) if w.ndim == 4 else w).requires_grad_()
+    check(lambda x: fused.NormalizeRows.apply(x, 0.37), lambda x: normalize(x, gain=0.37), [w])
+    tiny = torch.full(shape, 1e-6)  # far below eps: the gradient must not explode
+    tiny = (tiny.contiguous(memory_format=torch.channels_last) if tiny.ndim == 4 else tiny).requires_grad_()
+    check(lambda x: fused.NormalizeRows.apply(x, 1.0), normalize, [tiny], atol=0.2)
+
+
 @pytest.mark.parametrize("channels", [8, 31, 96])
 def test_norm_silu(channels):
     def plain(x):

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from lcs.jit import njit
-from lcs.model.layers import EPS
 
+EPS = 1e-4  # added to every norm
 F = np.float32
 P0, P1, P2, P3, P4 = F(0.999999983), F(0.133924322), F(0.00350913365), F(2.08319377e-05), F(1.3663397e-08)
 Q1, Q2, Q3, Q4 = F(0.467257508), F(0.0259285184), F(0.000330778486), F(7.90293108e-07)
@@ -33,13 +33,14 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
 def usable(x: Tensor, training: bool) -> bool:
-    """Whether the loops below may replace the plain operations on x."""
+    """Whether the loops below may replace the plain operations on x, a map [B, C, H, W] or a weight."""
+    layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
     return (
         x.device.type == "cpu"
         and x.dtype == torch.float32
         and torch.get_num_threads() == 1
         and (training or not torch.is_grad_enabled())
-        and x.is_contiguous(memory_format=torch.channels_last)
+        and x.is_contiguous(memory_format=layout)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and not torch._C._functorch.peek_interpreter_stack()
@@ -62,6 +63,12 @@ def keep_freed_memory() -> None:
 def rows(x: Tensor) -> np.ndarray:
     """[B, C, H, W], channels-last -> a view [B * H * W, C]."""
     return x.detach().permute(0, 2, 3, 1).reshape(-1, x.shape[1]).numpy()
+
+
+def filters(weight: Tensor) -> np.ndarray:
+    """[out, in, h, w], channels-last, or [out, in] -> a view [out, fan_in]; the order within a row does not matter."""
+    weight = weight.detach()
+    return (weight.permute(0, 2, 3, 1).flatten(1) if weight.ndim == 4 else weight).numpy()
 
 
 # ---- loops ----------------------------------------------------------------------------------------
@@ -110,6 +117,34 @@ def _norm_silu_back(out, factors, grad_out, grad_act, grad_x):
         along *= ONE / (f * rms * F(channels))
         for c in range(channels):
             grad_x[i, c] = f * (grad_x[i, c] - along * out[i, c])
+
+
+@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
+def _normalize_rows(x, gain, out, factors):
+    """out = f x, f = gain / (eps + |x| / sqrt(n)) per row of n numbers."""
+    n = x.shape[1]
+    for i in range(x.shape[0]):
+        total = F(0)
+        for c in range(n):
+            total += x[i, c] * x[i, c]
+        f = gain / (F(EPS) + np.sqrt(total / F(n)))
+        factors[i] = f
+        for c in range(n):
+            out[i, c] = f * x[i, c]
+
+
+@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
+def _normalize_rows_back(x, gain, factors, grad, grad_x):
+    """grad_x = f grad + <x, grad> df/dx, df/dx = -f^2 x / (gain n |x| / sqrt(n))"""
+    n = x.shape[1]
+    for i in range(x.shape[0]):
+        f = factors[i]
+        along = F(0)
+        for c in range(n):
+            along += x[i, c] * grad[i, c]
+        along *= f * f / (gain * F(n) * max(gain / f - F(EPS), F(1e-12)))
+        for c in range(n):
+            grad_x[i, c] = f * grad[i, c] - along * x[i, c]
 
 
 @njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
@@ -194,6 +229,26 @@ def _like(x: Tensor, channels: int | None = None) -> Tensor:
 def _or_zeros(grad: Tensor | None, like: Tensor) -> Tensor:
     grad = torch.zeros_like(like) if grad is None else grad
     return grad.contiguous(memory_format=torch.channels_last)
+
+
+class NormalizeRows(torch.autograd.Function):
+    """weight [out, ...], gain -> gain weight / (eps + magnitude of each row)"""
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, gain: float) -> Tensor:
+        out, ctx.factors, ctx.gain = torch.empty_like(weight), np.empty(len(weight), np.float32), F(gain)
+        _normalize_rows(filters(weight), ctx.gain, filters(out), ctx.factors)
+        ctx.save_for_backward(weight)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        layout = torch.channels_last if weight.ndim == 4 else torch.contiguous_format
+        grad, grad_weight = grad.contiguous(memory_format=layout), torch.empty_like(weight)
+        _normalize_rows_back(filters(weight), ctx.gain, ctx.factors, filters(grad), filters(grad_weight))
+        return grad_weight, None
 
 
 class NormSilu(torch.autograd.Function):

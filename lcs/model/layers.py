@@ -20,8 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lcs.model import fused
+from lcs.model.fused import EPS
+
 SILU_GAIN = 1 / 0.596  # eq. 81: silu of a unit normal has magnitude 0.596
-EPS = 1e-4  # added to every norm
 
 
 def normalize(x: Tensor, dim: int | tuple[int, ...] | None = None, gain: float = 1.0) -> Tensor:
@@ -170,7 +172,8 @@ class MPConv(nn.Module):
         w = self.weight
         if w.ndim == 4:  # the layout of the activations, so that convolutions need not reorder it
             w = w.contiguous(memory_format=torch.channels_last)
-        return normalize(w, gain=scale / math.sqrt(w[0].numel()))
+        gain = scale / math.sqrt(w[0].numel())
+        return fused.NormalizeRows.apply(w, gain) if fused.usable(w, self.training) else normalize(w, gain=gain)
 
     def forward(self, x: Tensor, scale: float = 1.0, pad: bool = True) -> Tensor:
         """[B, in, H, W] -> [B, out, H, W], or [B, in] -> [B, out]; without `pad` no zeros are added and H, W shrink."""

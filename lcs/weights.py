@@ -74,8 +74,13 @@ def load(run: Run, stage: str = "late", root: Path = WEIGHTS) -> nn.Module:
     return _fill(build_model(run, stored_network(settings)), tensors, path)
 
 
-def stored_network(settings: dict) -> Network:
-    """The network of a checkpoint by its own settings: the registry may have moved on since it was trained."""
+def stored_network(settings: dict) -> Network | None:
+    """The network of a checkpoint by its own settings: the registry may have moved on since it was trained.
+
+    None if the settings do not say: then it is the registry's.
+    """
+    if "network" not in settings:
+        return None
     try:
         return Network(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings["network"].items()})
     except TypeError as error:

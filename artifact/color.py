@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from artifact.context import COUNT_SOURCES, Context
+from artifact.context import Context
 from artifact.plots import COLORS, new_figure
 from artifact.samples import draw_page, draw_rows
 from artifact.steps import Checkpoint, Step
@@ -116,5 +116,5 @@ def draw_all_layers(cosines: FeatureCosines) -> Figure:
 
 STEPS = [
     Step("fig5", "colour: length generalization and feature space", "v1 Fig 5, 11", fig5, colored, 1, cost=60,
-         sources=("features.py", *COUNT_SOURCES)),
+         counted=True, sources=("features.py",)),
 ]  # fmt: skip

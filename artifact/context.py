@@ -81,23 +81,31 @@ class Context:
         root = self.settings.root_of(checkpoint)
         return weights.load(checkpoint.run, checkpoint.stage, root).to(self.settings.device)
 
-    def counts(self, checkpoint: Checkpoint, ks: Sequence[int] | None = None) -> dict:
-        """`RunResult.to_json()`, and under "pictures" the first images of every K: uint8 [n, H, W, 3] by K."""
+    def counted(self, checkpoint: Checkpoint) -> bool:
+        """Whether the counted samples are there already."""
+        return (self._store(checkpoint)[0] / "result.json").exists()
+
+    def _store(self, checkpoint: Checkpoint) -> tuple[Path, list[int], int]:
+        """Folder of the counted samples of a checkpoint, the K and the samples per K."""
         run, effort = checkpoint.run, self.effort
-        limit = len(get_conditioner(run.experiment.conditioner).test_conditions)
-        ks = [k for k in (range(limit + 1) if ks is None else ks) if k <= limit]
+        ks = list(range(len(get_conditioner(run.experiment.conditioner).test_conditions) + 1))
         samples = self.settings.samples or (effort.local_samples if run.experiment.local else effort.samples)
         counter_sha = weights.read_manifest(weights.WEIGHTS)[MANIFEST_KEY]["sha256"]
         key = content_hash(
             [checkpoint.key, self.settings.sha256(checkpoint), counter_sha, code_hash(COUNT_SOURCES), ks, samples,
              effort.solver, effort.steps, self.settings.seed]
         )  # fmt: skip
-        store = self.settings.out / "counts" / f"{run.name}-{checkpoint.stage}-{key}"
+        return self.settings.out / "counts" / f"{run.name}-{checkpoint.stage}-{key}", ks, samples
+
+    def counts(self, checkpoint: Checkpoint, progress: bool = True) -> dict:
+        """`RunResult.to_json()`, and under "pictures" the first images of every K: uint8 [n, H, W, 3] by K."""
+        run, effort = checkpoint.run, self.effort
+        store, ks, samples = self._store(checkpoint)
         if not (store / "result.json").exists():
             self.say(f"{run.name} ({checkpoint.stage}): {samples} samples for each of {len(ks)} K")
             pictures: dict[int, np.ndarray] = {}
             result = evaluate_run(
-                run, self.model(checkpoint), ks, samples, effort.steps, effort.solver, self.settings.seed,
+                run, self.model(checkpoint), ks, samples, effort.steps, effort.solver, self.settings.seed, progress,
                 counter=load_counter(), on_images=lambda k, images, _: pictures.update({k: images[:SHOWN]}),
             )  # fmt: skip
             for k, images in pictures.items():

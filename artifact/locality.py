@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import pearsonr, spearmanr
 
-from artifact.context import COUNT_SOURCES, Context
+from artifact.context import Context
 from artifact.plots import COLORS, GRAY, new_figure, outline_square
 from artifact.steps import Checkpoint, Step
 from artifact.tables import summary
@@ -255,5 +255,5 @@ STEPS = [
     Step("fig2", "locality maps and metrics over the noise schedule", "v1 Fig 2, 3, 10; v2 Fig 2", fig2, mapped, 1,
          cost=150, sources=SOURCES),
     Step("scatter", "length generalization against conditional locality", "v2 Fig 2 right", scatter, scattered, 3,
-         cost=300, sources=(*SOURCES, *COUNT_SOURCES)),
+         cost=300, counted=True, sources=SOURCES),
 ]  # fmt: skip

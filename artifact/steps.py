@@ -60,7 +60,8 @@ class Step:
     needs: Callable[[str], list[Checkpoint]] = lambda scale: []
     least: int = 0
     cost: float = 10.0  # about how many seconds at standard effort on 2 cores: for the time that is left
-    sources: tuple[str, ...] = ()  # files of lcs/ whose change makes old results stale (patterns)
+    counted: bool = False  # it wants the counted samples of all its checkpoints
+    sources: tuple[str, ...] = ()  # further files of lcs/ whose change makes old results stale (patterns)
 
 
 @dataclass

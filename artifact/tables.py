@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from artifact import paper
-from artifact.context import COUNT_SOURCES, Context
+from artifact.context import Context
 from artifact.plots import COLORS, new_figure
 from artifact.steps import Checkpoint, Step
 from lcs.evaluation import KRow, k_max_interval
@@ -113,8 +113,8 @@ def table2(context: Context) -> dict:
 
 STEPS = [
     Step("table1", "K_max of every experiment", "v1 Table 1, v2 in the text", table1,
-         lambda scale: checkpoints(scale, TABLE_1), 1, cost=150, sources=COUNT_SOURCES),
+         lambda scale: checkpoints(scale, TABLE_1), 1, cost=150, counted=True),
     Step("table2", "K_max and K = 0 by how much is labelled", "v1 Table 2", table2,
          lambda scale: checkpoints(scale, TABLE_2), 1,
-         cost=150, sources=COUNT_SOURCES),
+         cost=150, counted=True),
 ]  # fmt: skip

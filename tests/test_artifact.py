@@ -57,6 +57,7 @@ def shipped(tmp_path_factory):
 def tiny(monkeypatch, shipped):
     monkeypatch.setitem(experiments.SCALES, "tiny", SCALE)
     monkeypatch.setitem(steps.EFFORTS, "quick", Effort("quick", 2, 1, "heun", 2, 2, 2, 2))
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: 1)  # other processes would take longer to start than to count
     return shipped
 
 
@@ -65,6 +66,19 @@ def run_tiny(out, root, only=None, **options):
 
 
 # ---- the runner -----------------------------------------------------------------------------------
+
+
+def test_counting_in_processes_gives_the_same(tmp_path, tiny, monkeypatch, capsys):
+    run_tiny(tmp_path / "alone", tiny, "fig1")
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: 2)
+    run_tiny(tmp_path / "together", tiny, "fig1")
+    assert "checkpoints in 2 processes" in capsys.readouterr().out
+    alone, together = (sorted((tmp_path / name / "counts").glob("*/result.json")) for name in ("alone", "together"))
+    assert [p.parent.name for p in alone] == [p.parent.name for p in together]
+    for a, b in zip(alone, together, strict=True):
+        assert json.loads(a.read_text())["rows"] == json.loads(b.read_text())["rows"]
+    run_tiny(tmp_path / "together", tiny, "fig1")  # nothing is left to count
+    assert "counting samples" not in capsys.readouterr().out
 
 
 def test_everything_is_drawn_and_reported(tmp_path, tiny, capsys, monkeypatch):

@@ -370,18 +370,18 @@ def test_stored_results_are_shown_and_stay_in_their_folder(tmp_path, monkeypatch
 
 
 def test_missing_or_broken_results_say_how_to_make_them(tmp_path):
-    assert "make artifact" in results.claims_html(tmp_path)
+    assert "python -m lcs artifact --keep artifact/results" in results.claims_html(tmp_path)
     (tmp_path / "claims.json").write_text("{broken")
-    assert "make artifact" in results.claims_html(tmp_path)
+    assert "python -m lcs artifact --keep artifact/results" in results.claims_html(tmp_path)
     (tmp_path / "claims.json").write_text('{"a": 1}')
-    assert "make artifact" in results.claims_html(tmp_path)
+    assert "python -m lcs artifact --keep artifact/results" in results.claims_html(tmp_path)
 
 
 def test_table_rows_of_a_pair(tmp_path, root):
     folder = make_results(tmp_path / "results")
     runs = list(compare.pairs(Models(root))["grid-single-m3"])
     assert "1+(0-2)" in compare.table_rows(runs, folder)
-    assert "make artifact" in compare.table_rows(runs, tmp_path / "none")
+    assert "python -m lcs artifact --keep artifact/results" in compare.table_rows(runs, tmp_path / "none")
 
 
 # ---- the command ----------------------------------------------------------------------------------

@@ -255,5 +255,5 @@ STEPS = [
     Step("fig2", "locality maps and metrics over the noise schedule", "v1 Fig 2, 3, 10; v2 Fig 2", fig2, mapped, 1,
          cost=150, sources=SOURCES),
     Step("scatter", "length generalization against conditional locality", "v2 Fig 2 right", scatter, scattered, 3,
-         cost=300, counted=True, sources=SOURCES),
+         cost=150, counted=True, sources=SOURCES),
 ]  # fmt: skip

@@ -131,11 +131,11 @@ def verdict(counts: dict) -> str:
 
 STEPS = [
     Step("fig1", "samples of every experiment for K = 0..12", "v1 Fig 1, v2 Fig 1", fig1, conditioned, 1,
-         cost=420, counted=True),
+         cost=20, counted=True),
     Step("fig4", "trained on one object: standard against local", "v1 Fig 4", fig4,
          lambda scale: [Checkpoint(get_run(name, 1, scale)) for name in ("grid-all", "grid-single-local")], 1,
-         cost=120, counted=True),
+         cost=2, counted=True),
     Step("fig8", "grid-all trained on 1..M objects", "v1 Fig 8", fig8,
          lambda scale: [Checkpoint(get_run("grid-all", m, scale)) for m in EXPERIMENTS["grid-all"].objects], 1,
-         cost=60, counted=True),
+         cost=2, counted=True),
 ]  # fmt: skip

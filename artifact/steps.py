@@ -59,7 +59,7 @@ class Step:
     # What it draws from at a scale. A missing checkpoint is reported and left out; `least` of them must be there.
     needs: Callable[[str], list[Checkpoint]] = lambda scale: []
     least: int = 0
-    cost: float = 10.0  # about how many seconds at standard effort on 2 cores: for the time that is left
+    cost: float = 10.0  # about how many seconds at standard effort on 2 cores, counting apart: for the time left
     counted: bool = False  # it wants the counted samples of all its checkpoints
     sources: tuple[str, ...] = ()  # further files of lcs/ whose change makes old results stale (patterns)
 

@@ -291,7 +291,7 @@ def summarise(run: Run, rows: list[KRow], extras_allowed: int, settings: dict, s
     tested = 1 in by_k
     reached = k_max({k: bool(row.passed) for k, row in by_k.items()}) if tested else None
     strict = k_max({k: bool(row.passed_strict) for k, row in by_k.items()}) if tested else None
-    at = by_k.get(max(reached or 1, 1))
+    at = by_k.get(reached or 1)
     zero = by_k.get(0)
     return RunResult(
         run=run.name,

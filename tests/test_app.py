@@ -1,9 +1,13 @@
 """The app without a server: what is refused, what is offered, the compute lane, and what is drawn."""
 
 import html
+import os
+import subprocess
+import sys
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import gradio as gr
 import numpy as np
@@ -409,3 +413,15 @@ def test_the_benchmark_measures_a_server_of_its_own(root):
     assert result["answered"] + result["refused_politely"] == 4
     assert result["failed"] == 0
     assert result["memory_peak_mb"] < 3000
+
+
+def test_zerogpu_is_used_where_it_is_there(tmp_path):
+    """A stand-in for Hugging Face's `spaces` sees every function that computes."""
+    (tmp_path / "spaces.py").write_text(
+        "marked = []\ndef GPU(duration):\n    return lambda function: marked.append(function.__module__) or function\n"
+    )
+    code = "import spaces, lcs.app.page; print(*spaces.marked)"
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths}, capture_output=True,
+                          text=True, check=True)  # fmt: skip
+    assert set(done.stdout.split()) >= {f"lcs.app.{tab}" for tab in ("length", "locality", "compare", "sdxl")}

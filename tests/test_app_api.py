@@ -216,19 +216,12 @@ def test_thirty_visitors_at_once_get_an_answer_or_a_refusal(url):
     ],
 )
 def test_nasty_prompts_are_refused(url, client, name, values):
-    _needs_sdxl(client)
     _, event, data = call(url, name, values)
     assert event == "error"
     assert not LEAKS.search(json.dumps(data))
 
 
-def _needs_sdxl(client) -> None:
-    if "/sdxl" not in client.view_api(return_format="dict", print_info=False)["named_endpoints"]:
-        pytest.skip("the SDXL study is not installed")
-
-
 def test_prompts_are_drawn_explained_and_escaped(client):
-    _needs_sdxl(client)
     prompt = "a red cube on the left and a <img src=x> sphere on the right"
     shown, _, data, png, _ = client.predict("mini-sdxl", prompt, 0, 2, 3.0, True, api_name="/sdxl")
     assert shown.count("<figure") == 2

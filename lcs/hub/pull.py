@@ -72,7 +72,7 @@ def trainer(
 ) -> Callable[[Run], None]:
     """An `or_train` hook: trains a run in `out` (resuming what is there) and enters it in the manifest of `root`.
 
-    What it starts from is taken from the shipped weights if it is there.
+    What it starts from may be the shipped weights of the warm start, but never its own: it is trained anew.
     """
 
     def train_and_export(run: Run) -> None:
@@ -81,7 +81,8 @@ def trainer(
         from lcs.training.queue import run_folder, train_all
         from lcs.training.trainer import TrainSettings
 
-        train_all(with_warm_starts([run]), data, out, seed=0, settings=TrainSettings(), cifar=cifar, from_shipped=True)
+        shipped = weights.find(run) is not None
+        train_all(with_warm_starts([run]), data, out, 0, TrainSettings(), cifar=cifar, from_shipped=not shipped)
         folder = run_folder(out, run)
         if not (folder / f"{stage}.safetensors").exists():
             raise LcsError(f"{run.name} is being trained by another process; run the same command again later")

@@ -1,23 +1,26 @@
 """mini-sdxl: captions, tokenizer, training, resuming, and the shipped folder."""
 
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from sdxl_tiny import TINY, tiny_pipeline
 
+from lcs.counter.detector import load_counter
+from lcs.counter.matching import pairs_within
 from lcs.errors import LcsError
 from lcs.scenes import world
 from lcs.scenes.placement import random_scene
 from lcs.scenes.table import table_of
-from lcs.sdxl import captions
-from lcs.sdxl.autoencoder import choose_scenes, psnr
+from lcs.sdxl import captions, views
+from lcs.sdxl.autoencoder import psnr
 from lcs.sdxl.build import MiniSettings, build_scheduler
 from lcs.sdxl.package import check_files, export_mini, load_pipeline
 from lcs.sdxl.sampling import decode, encode, initial_noise, sample
 from lcs.sdxl.tokenizer import build_tokenizer
-from lcs.sdxl.training import learning_rate, noised, open_source, train_mini
+from lcs.sdxl.training import learning_rate, noised, train_mini
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +85,33 @@ def test_styles_change_what_they_name():
         captions.apply_style(images, "cubism")
 
 
-def test_scenes_with_small_objects_are_thinned(table):
-    keep = np.mean([captions.kept(table, np.random.default_rng(s)) for s in range(300)], axis=0)
-    for row in range(len(table)):
+@pytest.mark.parametrize("count", [1, 2])
+def test_scenes_of_the_view_hold_their_objects_whole_and_a_third_of_them_is_small(count):
+    scenes = list(islice(views.view_scenes(count, base_seed=0), 600))
+    objects = [o for scene in scenes for o in scene.objects]
+    assert len(objects) == 600 * count
+    points = views.in_view(np.array([o.location for o in objects]))
+    assert points.min() > 0.1
+    assert points.max() < 0.9
+    small = np.mean([o.size == "small" for o in objects])
+    sd = (captions.SMALL_SHARE * (1 - captions.SMALL_SHARE) / len(objects)) ** 0.5
+    assert abs(small - captions.SMALL_SHARE) < 0.03 + 3 * sd
+
+
+def test_the_counter_finds_in_a_view_what_was_rendered_there():
+    images, table = views.held_out_views(60, 64)
+    right = counted = 0
+    for row, found in enumerate(views.look(load_counter(), images)):
         n = int(table.counts[row])
-        small = int((table.sizes[row, :n] == 1).sum())
-        assert keep[row] == pytest.approx(captions.KEEP[n, small], abs=0.12)
-    assert not captions.kept(table_of([random_scene(3, 3)]), np.random.default_rng(0)).any()
+        asked, drawn = pairs_within(table.locations[row, :n], found.centers, views.ZOOM)  # a cell of the frame
+        counted += len(found) == n == len(asked)
+        left, top, right_, bottom = found.boxes[drawn].T
+        x, y = found.centers[drawn].T
+        assert ((left < x) & (x < right_) & (top < y) & (y < bottom)).all()
+        same = [getattr(found, of)[drawn] == getattr(table, of)[row, asked] for of in ("colors", "shapes")]
+        right += np.logical_and(*same).sum()
+    assert counted >= 0.95 * len(images)
+    assert right >= 0.93 * table.counts.sum()
 
 
 @pytest.mark.parametrize("objects", [1, 2, 3])
@@ -145,28 +168,33 @@ def test_learning_rate_rises_stays_and_falls_to_zero():
 
 
 def test_resumed_training_equals_uninterrupted(tmp_path):
-    whole, seen = train_mini(tmp_path / "a", None, TINY, progress=False)
+    whole, seen = train_mini(tmp_path / "a", TINY, progress=False)
     assert seen == TINY.samples
-    train_mini(tmp_path / "b", None, TINY, progress=False, stop_after=4)
-    again, _ = train_mini(tmp_path / "b", None, TINY, progress=False)
+    train_mini(tmp_path / "b", TINY, progress=False, stop_after=4)
+    again, _ = train_mini(tmp_path / "b", TINY, progress=False)
     for part in ("unet", "vae", "text_encoder", "text_encoder_2"):
         a, b = getattr(whole, part).state_dict(), getattr(again, part).state_dict()
         assert all(torch.equal(a[k], b[k]) for k in a), part
     assert not any(p.suffix in (".pt", ".pkl", ".bin") for p in (tmp_path / "b").iterdir())
     with pytest.raises(LcsError, match="other settings"):
-        train_mini(tmp_path / "b", None, replace(TINY, lr=0.5), progress=False)
+        train_mini(tmp_path / "b", replace(TINY, lr=0.5), progress=False)
     image = whole("a red cube", num_inference_steps=2, output_type="np").images
     assert image.shape == (1, 32, 32, 3)
     assert np.isfinite(image).all()
 
 
-def test_training_scenes_have_the_asked_mix():
-    scenes = choose_scenes(open_source(None, TINY), replace(TINY, scenes=12))
-    images, table = scenes.fetch(np.arange(12))
+def test_training_views_have_the_asked_mix_and_are_rendered_once(tmp_path, monkeypatch):
+    settings = replace(TINY, scenes=12)
+    images, table = views.training_views(settings, tmp_path, progress=False).fetch(np.arange(12))
     assert images.shape == (12, 32, 32, 3)
-    assert sorted(table.counts.tolist()) == [1] * 6 + [2] * 6
-    with pytest.raises(LcsError, match="pixels"):
-        choose_scenes(open_source(None, replace(TINY, size=64)), TINY)
+    assert table.counts.tolist() == [1, 2] * 6
+    monkeypatch.setattr(views, "render", None)  # what is there is not rendered again
+    again = views.training_views(settings, tmp_path, progress=False)
+    assert (again.fetch(np.arange(12))[0] == images).all()
+    plain = np.flatnonzero(again.styles == 0)
+    assert (images[plain] == again.shards[0][plain]).all()
+    styled = np.flatnonzero(again.styles)
+    assert all((images[i] != again.shards[0][i]).any() for i in styled)
 
 
 def test_psnr_of_a_known_error():

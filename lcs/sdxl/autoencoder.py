@@ -1,6 +1,6 @@
 """The autoencoder of mini-sdxl, and the training set as its latents.
 
-Trained on 32x32 crops around objects, where all the detail is, and at the end on whole images, because group
+Trained on 32x32 crops around objects, where most of the detail is, and at the end on whole images, because group
 normalisation sees different statistics there. The loss is squared error (objects weigh more than background) and
 L1 of edges (instead of a GAN), plus a small KL to keep latents smooth. Then the latents are fixed and the decoder
 alone goes on. Nothing here is random except through (seed, step): a resumed run repeats an uninterrupted one.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lcs.data.files import atomic_write, map_safetensors
-from lcs.errors import LcsError
 from lcs.scenes.table import SceneTable, concatenate
 from lcs.sdxl.build import MiniSettings, build_vae
-from lcs.sdxl.captions import STYLED, STYLES, apply_style, kept
+from lcs.sdxl.views import StyledViews
 from lcs.training import checkpoint
 
 KL_WEIGHT = 2e-5
@@ -33,62 +31,10 @@ OBJECT_WEIGHT = 20.0
 LATENT_NOISE = 0.05
 CROP = 32
 WHOLE = 0.15  # share of samples trained on whole images, at the end
-COUNTS = (1, 2)  # objects per training scene: three are left for the study
 STATE = "vae-state.safetensors"
 DECODER_STATE = "decoder-state.safetensors"
 LATENTS = "latents.safetensors"
 CHUNK = 256
-
-
-def scene_counts(settings: MiniSettings) -> dict[int, int]:
-    """How many scenes of the training set have one and two objects."""
-    return {1: settings.scenes // 2, 2: settings.scenes - settings.scenes // 2}
-
-
-# ---- training set -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StyledScenes:
-    """Scenes of the training set: indices into a source, each with its fixed style."""
-
-    source: object  # RenderedScenes or StreamedScenes with one and two objects
-    index: np.ndarray  # int64 [N]
-    styles: np.ndarray  # uint8 [N], 0 is none, k is the k-th of STYLES
-
-    def fetch(self, rows: np.ndarray) -> tuple[np.ndarray, SceneTable]:
-        images, table = self.source.fetch(self.index[rows])
-        for k, style in enumerate(STYLES, 1):
-            which = self.styles[rows] == k
-            if which.any():
-                images[which] = apply_style(images[which], style)
-        return images, table
-
-
-def choose_scenes(source, settings: MiniSettings) -> StyledScenes:
-    """Draws scenes in a random order until enough with one and with two objects are found (`captions.kept`)."""
-    rng = np.random.default_rng([settings.seed, 1])
-    if getattr(source, "size", settings.size) != settings.size:
-        raise LcsError(f"the scenes have {source.size} pixels, the model takes {settings.size}")
-    wanted = scene_counts(settings)
-    chosen: dict[int, list[np.ndarray]] = {count: [] for count in wanted}
-    if hasattr(source, "table"):
-        order, whole = rng.permutation(len(source)), source.table
-        batches = ((order[a : a + 8192], whole.rows(order[a : a + 8192])) for a in range(0, len(order), 8192))
-    else:  # endless: the tables come with the images
-        batches = ((i := np.arange(a, a + CHUNK), source.fetch(i)[1]) for a in range(0, 2**31, CHUNK))
-    for index, table in batches:
-        keep = kept(table, rng)
-        for count in wanted:
-            chosen[count].append(index[keep & (table.counts == count)])
-        if all(sum(map(len, chosen[c])) >= n for c, n in wanted.items()):
-            break
-    else:
-        raise LcsError(f"the dataset has too few scenes with one or two objects for {settings.scenes} training scenes")
-    index = np.concatenate([np.concatenate(chosen[c])[:n] for c, n in wanted.items()])
-    index = index[rng.permutation(len(index))]
-    styles = np.where(rng.random(len(index)) < STYLED, rng.integers(1, len(STYLES) + 1, len(index)), 0)
-    return StyledScenes(source, index, styles.astype(np.uint8))
 
 
 # ---- training the autoencoder -----------------------------------------------------------------------
@@ -162,7 +108,7 @@ def _fit(
 
 
 def train_vae(
-    scenes: StyledScenes, settings: MiniSettings, folder: Path, checkpoint_seconds: float = 60.0, progress: bool = True
+    scenes: StyledViews, settings: MiniSettings, folder: Path, checkpoint_seconds: float = 60.0, progress: bool = True
 ) -> AutoencoderKL:
     """Trains, or goes on from FOLDER/vae-state.safetensors; the finished autoencoder is returned."""
     torch.manual_seed(settings.seed)
@@ -172,7 +118,7 @@ def train_vae(
         rng = np.random.default_rng([settings.seed, 2, step])
         whole = step >= (1 - WHOLE) * steps
         batch = max(1, settings.vae_batch // 2) if whole else settings.vae_batch
-        images, table = scenes.fetch(rng.integers(len(scenes.index), size=batch))
+        images, table = scenes.fetch(rng.integers(len(scenes), size=batch))
         x = to_tensor(images if whole else _crops(images, table, rng))
         latent = x.shape[2] // 2 ** (len(settings.vae_channels) - 1)
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
@@ -190,7 +136,7 @@ def train_vae(
 @torch.no_grad()
 def encode_scenes(
     vae: AutoencoderKL,
-    scenes: StyledScenes,
+    scenes: StyledViews,
     path: Path,
     progress: bool = True,
     between: Callable[[], None] | None = None,
@@ -199,7 +145,7 @@ def encode_scenes(
     if Path(path).exists():
         return
     latents, tables = [], []
-    rows = np.arange(len(scenes.index))
+    rows = np.arange(len(scenes))
     for at in tqdm(range(0, len(rows), CHUNK), disable=not progress, desc="encoding", mininterval=5):
         images, table = scenes.fetch(rows[at : at + CHUNK])
         x = to_tensor(images).contiguous(memory_format=torch.channels_last)
@@ -231,7 +177,7 @@ def set_latent_statistics(vae: AutoencoderKL, latents: np.ndarray) -> None:
 
 
 def train_decoder(
-    vae: AutoencoderKL, scenes: StyledScenes, latents: np.ndarray, settings: MiniSettings, folder: Path,
+    vae: AutoencoderKL, scenes: StyledViews, latents: np.ndarray, settings: MiniSettings, folder: Path,
     checkpoint_seconds: float = 60.0, progress: bool = True,
 ) -> None:  # fmt: skip
     """Goes on with the decoder alone, on whole images, while the latents stay as they are.
@@ -246,7 +192,7 @@ def train_decoder(
 
     def loss_at(step: int, _steps: int) -> Tensor:
         rng = np.random.default_rng([settings.seed, 4, step])
-        rows = rng.integers(len(scenes.index), size=batch)
+        rows = rng.integers(len(scenes), size=batch)
         x = to_tensor(scenes.fetch(rows)[0]).contiguous(memory_format=torch.channels_last)
         z = torch.from_numpy(np.asarray(latents[rows], np.float32))
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))

@@ -44,9 +44,9 @@ class MiniSettings:
     vae_lr: float = 2e-3
     decoder_samples: int = 16_000
     decoder_lr: float = 1e-3
-    samples: int = 100_000
-    batch: int = 16
-    lr: float = 1e-3
+    samples: int = 200_000
+    batch: int = 32
+    lr: float = 1.2e-3
     warmup: int = 2_000  # samples
     decay: float = 0.35  # share of the samples, at the end, over which the rate falls to zero
     ema_std: float = 0.05  # relative width of the weights' average

@@ -32,8 +32,7 @@ STYLES = {
 }
 STYLED = 0.25  # share of styled images
 UNKNOWN_SHAPE = "object"
-# Small objects are 4.5x6 pixels, hardly more than one latent position: they are kept less often.
-KEEP = {(1, 0): 1.0, (1, 1): 0.4, (2, 0): 1.0, (2, 1): 0.5, (2, 2): 0.15}  # (objects, small ones) -> probability
+SMALL_SHARE = 1 / 3  # of the objects in training and in prompts: small ones are hard to tell apart
 HELD_OUT_SHARE = 4  # one caption in so many
 
 
@@ -140,21 +139,11 @@ def random_caption(things: list[Thing], style: str, rng: np.random.Generator) ->
     return ""
 
 
-def kept(table: SceneTable, rng: np.random.Generator) -> np.ndarray:
-    """bool [N]: scenes for training; those with small objects are thinned by KEEP."""
-    small = world.SIZE_NAMES.index("small")
-    counts = table.counts.astype(int)
-    inside = np.arange(table.sizes.shape[1]) < counts[:, None]
-    smalls = ((table.sizes == small) & inside).sum(1)
-    chance = np.array([KEEP.get((c, s), 0.0) for c, s in zip(counts, smalls, strict=True)])
-    return rng.random(len(table)) < chance
-
-
 def evaluation_prompts(objects: int, n: int, seed: int = 0) -> list[tuple[str, list[Thing]]]:
     """`n` distinct held-out prompts without style, each with what it asks for; colour and shape are always named.
 
     Attributes are drawn as in training, and several objects stand in different thirds of the image. Because prompts
-    are distinct and those with one object are few, small ones are more frequent among those (three in ten).
+    are distinct and those with one object are few, small ones are more frequent among those.
     """
     rng = np.random.default_rng([seed, objects, 77])
     found: dict[str, list[Thing]] = {}
@@ -173,12 +162,11 @@ def _random_things(objects: int, rng: np.random.Generator) -> Iterator[list[Thin
     while True:
         chosen = sorted(rng.choice(3, objects, replace=False)) if objects <= 3 else [None] * objects
         placed = objects > 1 or rng.random() < 0.6
-        small = 0.29 if objects == 1 else 0.25  # the shares that KEEP leaves
         yield [
             Thing(
                 shape=str(rng.choice(world.SHAPES)),
                 color=str(rng.choice(world.COLOR_NAMES)),
-                size=("small" if rng.random() < small else "large") if rng.random() < 0.5 else None,
+                size=("small" if rng.random() < SMALL_SHARE else "large") if rng.random() < 0.5 else None,
                 material=str(rng.choice(world.MATERIALS)) if rng.random() < 0.4 else None,
                 place=names[c] if placed and c is not None else None,
             )

@@ -57,9 +57,6 @@ def sdxl_command(
 @sdxl_app.command("train")
 def train_command(
     out: Annotated[Path, typer.Option(help="Folder of the run; resumed if something is there.")],
-    data: Annotated[
-        Path | None, typer.Option(help="64 px scenes by `lcs render --size 64`; without it they are streamed.")
-    ] = None,
     samples: Annotated[int | None, typer.Option(help="Samples to train on; may change until the rate falls.")] = None,
     seed: Annotated[int, typer.Option()] = 0,
     threads: Threads = 0,
@@ -67,7 +64,7 @@ def train_command(
     stop_after: Annotated[int | None, typer.Option(help="Leave after this many samples; resume later.")] = None,
     ship: Annotated[bool, typer.Option(help="Measure it and write weights/mini-sdxl.")] = False,
 ) -> None:
-    """Train mini-sdxl: autoencoder, text encoders and U-Net; run the same command again to resume."""
+    """Train mini-sdxl: scenes, autoencoder, text encoders and U-Net; run the same command again to resume."""
     from dataclasses import replace
 
     import torch
@@ -80,7 +77,7 @@ def train_command(
     settings = replace(MiniSettings(), seed=seed)
     if samples is not None:
         settings = replace(settings, samples=samples)
-    pipe, seen = train_mini(out, data, settings, checkpoint_seconds, stop_after)
+    pipe, seen = train_mini(out, settings, checkpoint_seconds, stop_after)
     print(f"{out}: {seen} samples seen")
     if ship:
         from lcs.sdxl.measure import measure_mini

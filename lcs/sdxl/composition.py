@@ -19,6 +19,7 @@ from lcs.sdxl.features import FeatureStudy
 from lcs.sdxl.generate import GUIDANCE, STEPS, generate_many
 from lcs.sdxl.judge import Paired, Verdict, judge, paired
 from lcs.sdxl.sampling import Pipe
+from lcs.sdxl.views import look
 
 # Pairs of concepts with what the composed prompt asks for; categories differ in the first three kinds.
 PAIRS: dict[str, tuple[tuple[str, str, tuple[Thing, ...]], ...]] = {
@@ -84,7 +85,7 @@ def relate(
     jobs = [(kind, *pair) for kind, pairs in PAIRS.items() for pair in pairs]
     prompts = [compose(list(asked)) for *_, asked in jobs for _ in seeds]
     images = generate_many(pipe, prompts, list(seeds) * len(jobs), steps, guidance, done=done)
-    seen = counter(images)
+    seen = look(counter, images)
     results = []
     for j, (kind, first, second, asked) in enumerate(jobs):
         verdicts = [judge(asked, d) for d in seen[j * len(seeds) : (j + 1) * len(seeds)]]
@@ -132,7 +133,7 @@ def measure_intervention(
     for mode in modes:
         images[mode] = generate_many(pipe, prompts, seeds, steps, guidance, mode, done=done)
     verdicts = {
-        name: tuple(judge(things, seen) for things, seen in zip(asked, counter(drawn), strict=True))
+        name: tuple(judge(things, seen) for things, seen in zip(asked, look(counter, drawn), strict=True))
         for name, drawn in images.items()
     }
     return InterventionResult(objects, prompts, verdicts.pop("plain"), verdicts, images)

@@ -20,6 +20,7 @@ from lcs.scenes import world
 from lcs.sdxl.captions import Thing, evaluation_prompts, place_of
 from lcs.sdxl.generate import GUIDANCE, STEPS, generate_many
 from lcs.sdxl.sampling import Pipe
+from lcs.sdxl.views import look
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def measure_obedience(
     """`n` held-out prompts without style, one image each; image i starts from noise seed + i."""
     prompts, asked = zip(*evaluation_prompts(objects, n), strict=True)
     images = generate_many(pipe, prompts, range(seed, seed + n), steps, guidance, regions, done=done)
-    verdicts = tuple(judge(things, seen) for things, seen in zip(asked, counter(images), strict=True))
+    verdicts = tuple(judge(things, seen) for things, seen in zip(asked, look(counter, images), strict=True))
     return Obedience(objects, prompts, tuple(map(tuple, asked)), verdicts, images, steps, guidance)
 
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
 from tqdm import tqdm
 
 from lcs.counter.detector import Counter, load_counter
 from lcs.counter.matching import pairs_within
-from lcs.data.shards import StreamedScenes
-from lcs.sdxl.autoencoder import COUNTS, psnr, reconstruct
+from lcs.sdxl.autoencoder import psnr, reconstruct
 from lcs.sdxl.concepts import MINI
 from lcs.sdxl.judge import measure_obedience
 from lcs.sdxl.sampling import Pipe
-
-HELD_OUT_SEED = 6_006  # base seed of scenes no training run uses
+from lcs.sdxl.views import COUNTS, ZOOM, held_out_views, look
 
 
 def measure_autoencoder(pipe: Pipe, counter: Counter, scenes: int = 200) -> dict:
     """PSNR of held-out renders, and how often the counter still finds colour and shape after reconstruction: the
     ceiling for whatever is generated through this decoder."""
-    images, table = StreamedScenes(COUNTS, pipe.vae.config.sample_size, HELD_OUT_SEED).fetch(np.arange(scenes))
+    images, table = held_out_views(scenes, pipe.vae.config.sample_size)
     again = reconstruct(pipe.vae, images)
     both = colors = shapes = objects = 0
-    for row, seen in enumerate(counter(again)):
+    for row, seen in enumerate(look(counter, again)):
         n = int(table.counts[row])
-        a, b = pairs_within(table.locations[row, :n], seen.centers, 1.0)
+        a, b = pairs_within(table.locations[row, :n], seen.centers, ZOOM)
         c = table.colors[row, a] == seen.colors[b]
         s = table.shapes[row, a] == seen.shapes[b]
         objects, colors, shapes, both = objects + n, colors + c.sum(), shapes + s.sum(), both + (c & s).sum()

@@ -1,6 +1,7 @@
-"""Trains mini-sdxl: autoencoder, latents of the training set, then text encoders and U-Net together.
+"""Trains mini-sdxl: scenes, autoencoder, latents of the training set, then text encoders and U-Net together.
 
 OUT/run.json                      settings; only `samples` may change when a run is continued
+OUT/scenes/                       the training set, rendered once
 OUT/vae-state.safetensors         autoencoder with its optimizer
 OUT/latents.safetensors           the training set as latents
 OUT/decoder-state.safetensors     decoder, trained further on these latents
@@ -24,13 +25,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lcs.data.files import read_json, write_json
-from lcs.data.shards import RenderedScenes, StreamedScenes
 from lcs.errors import LcsError
 from lcs.scenes.table import SceneTable
 from lcs.sdxl import autoencoder
 from lcs.sdxl.build import Denoiser, MiniSettings, assemble, build_scheduler
 from lcs.sdxl.captions import STYLES, random_caption, things_of
 from lcs.sdxl.tokenizer import build_tokenizer
+from lcs.sdxl.views import training_views
 from lcs.training import checkpoint
 from lcs.training.ema import PowerEMA
 
@@ -124,16 +125,8 @@ class MiniTrainer:
         return model.eval().requires_grad_(False)
 
 
-def open_source(data: Path | None, settings: MiniSettings):
-    """Scenes rendered by `lcs render`, or rendered on the fly."""
-    if data is None:
-        return StreamedScenes(autoencoder.COUNTS, settings.size)
-    return RenderedScenes(data, autoencoder.COUNTS)
-
-
 def train_mini(
     out: Path,
-    data: Path | None = None,
     settings: MiniSettings = MiniSettings(),  # noqa: B008
     checkpoint_seconds: float = 120.0,
     stop_after: int | None = None,
@@ -142,7 +135,7 @@ def train_mini(
     """Trains, or continues, and returns the pipeline with averaged weights, and the samples it has seen."""
     out = Path(out)
     _same_settings(out, settings)
-    scenes = autoencoder.choose_scenes(open_source(data, settings), settings)
+    scenes = training_views(settings, out, progress)
     vae = autoencoder.train_vae(scenes, settings, out, progress=progress)
     autoencoder.encode_scenes(vae, scenes, out / autoencoder.LATENTS, progress)
     latents, styles, table = autoencoder.load_latents(out / autoencoder.LATENTS)

@@ -223,7 +223,7 @@ def test_network_preserves_magnitude_at_initialisation():
     for name, module in model.unet.named_modules():
         if isinstance(module, Block):
             module.register_forward_hook(lambda m, i, o, name=name: seen.__setitem__(name, rms(o)))
-    x = torch.randn(4, 3, 32, 32)
+    x = torch.cat([torch.randn(4, 3, 32, 32), torch.ones(4, 1, 32, 32)], 1)
     model.unet(x, torch.randn(4), F.one_hot(torch.arange(4), 10).float())
     assert len(seen) == len(model.unet.enc) + len(model.unet.dec) - 1
     for name, value in seen.items():

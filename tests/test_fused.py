@@ -101,6 +101,20 @@ def test_add_clip():
     check(fast, plain, inputs)
 
 
+@pytest.mark.parametrize("p", [1, 2, 4])
+@pytest.mark.parametrize("per_image", [True, False])
+def test_space_to_depth_and_back_with_the_preconditioning(p, per_image):
+    torch.manual_seed(0)
+    x, a, b = torch.randn(3, 2, 8, 12), *torch.rand(2, 3 if per_image else 1)
+    h = fused.unshuffle(x, a, p)
+    assert torch.equal(h[:, :-1], F.pixel_unshuffle(x * a[:, None, None, None], p))
+    assert (h[:, -1] == 1).all()
+    assert h.is_contiguous(memory_format=torch.channels_last)
+    f = torch.randn(3, 2 * p * p, 8 // p, 12 // p).contiguous(memory_format=torch.channels_last)
+    expected = a[:, None, None, None] * x + b[:, None, None, None] * F.pixel_shuffle(f, p)
+    assert torch.allclose(fused.shuffle_add(x, f, a, b, p), expected, atol=1e-6)
+
+
 def awake(model):
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -131,7 +145,7 @@ def test_a_network_trains_and_samples_the_same(monkeypatch):
 
     fast = gradients(), sampled()
     assert calls  # the loops were really used
-    monkeypatch.setattr(fused, "usable", lambda x, training: False)
+    monkeypatch.setattr(fused, "usable", lambda *_: False)
     plain = gradients(), sampled()
     for a, b in zip(fast[0], plain[0], strict=True):
         assert torch.allclose(a, b, rtol=1e-3, atol=2e-4 * b.abs().max().item() + 1e-6)

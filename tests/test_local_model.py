@@ -101,6 +101,7 @@ def test_nothing_outside_the_patch_matters():
     # Labels: cell (4, 12) is seen from (5, 14), (4, 11) is not.
     with torch.no_grad():
         cell = lambda y: y[0, :, i * m : i * m + m, j * m : j * m + m]  # noqa: E731
+        out = model(x, 1.0, label)
         assert torch.equal(cell(model(x, 1.0, grid_label((4, 12), (4, 11)))), cell(out))
         assert not torch.allclose(cell(model(x, 1.0, grid_label())), cell(out), atol=1e-3)
 

@@ -84,20 +84,22 @@ class Block(nn.Module):
             y = self.attn_proj(self._attend(x), scale=wy)
         # y is a fresh output of a convolution, which nobody else needs: add in place.
         if fast and y.is_contiguous(memory_format=torch.channels_last):
-            return fused.AddClip.apply(y, x, wx, CLIP)
+            return fused.run(fused.AddClip, y, x, wx, CLIP)
         return F.hardtanh(y.add_(x, alpha=wx), -CLIP, CLIP, inplace=True)
 
     def _prepare(self, x: Tensor, skip: Tensor | None, fast: bool) -> tuple[Tensor, Tensor]:
         """The main path after concatenation (decoder) or pixel norm (encoder), and SiLU of it."""
         if self.decoder:
-            if fast and skip is not None:
-                return fused.CatSilu.apply(x, skip, *mp_cat_weights(x.shape[1], skip.shape[1], CONCAT_BALANCE))
+            if fast and skip is None:
+                return x, fused.run(fused.ScaleSilu, x, x.new_ones(1, x.shape[1]))
+            if fast:
+                return fused.run(fused.CatSilu, x, skip, *mp_cat_weights(x.shape[1], skip.shape[1], CONCAT_BALANCE))
             x = x if skip is None else mp_cat(x, skip, CONCAT_BALANCE)
             return x, F.silu(x)
         if self.conv_skip is not None:
             x = self.conv_skip(x)
         if fast:
-            return fused.NormSilu.apply(x)
+            return fused.run(fused.NormSilu, x)
         x = normalize(x, dim=1)
         return x, F.silu(x)
 
@@ -105,7 +107,7 @@ class Block(nn.Module):
     def _modulated_silu(y: Tensor, c: Tensor, fast: bool) -> Tensor:
         """silu(y c) for y [B, C, H, W], c [B or 1, C]"""
         if fast:
-            return fused.ScaleSilu.apply(y, c)
+            return fused.run(fused.ScaleSilu, y, c)
         c = c[:, :, None, None]
         return F.silu(y * c) if torch.is_grad_enabled() else F.silu(y.mul_(c), inplace=True)
 
@@ -130,8 +132,16 @@ def _crop(x: Tensor, size: int | None) -> Tensor:  # [B, C, H, W] -> the central
     return x[:, :, at : at + size, at : at + size]
 
 
+def _with_ones(x: Tensor) -> Tensor:  # [B, C, H, W] -> [B, C + 1, H, W], channels-last
+    return F.pad(x, (0, 0, 0, 0, 0, 1), value=1.0).contiguous(memory_format=torch.channels_last)
+
+
+def _per_image(c: Tensor) -> Tensor:  # [B or 1] -> [B or 1, 1, 1, 1]
+    return c[:, None, None, None]
+
+
 class UNet(nn.Module):
-    """The raw network F(x, c_noise, labels). Input gets one channel of ones in place of biases."""
+    """The raw network F(x, c_noise, labels). Its input has one channel of ones in place of biases."""
 
     def __init__(self, network: Network, resolution: int, in_channels: int, label_dim: int) -> None:
         super().__init__()
@@ -207,10 +217,9 @@ class UNet(nn.Module):
         return sizes
 
     def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor | None, centre: int | None = None) -> Tensor:
-        """x [B, C, H, W], c_noise [B or 1], labels [B or 1, L] -> [B, C, H, W], or its central pixels"""
+        """x [B, C + 1, H, W], last channel 1, c_noise [B or 1], labels [B or 1, L] -> [B, C, H, W], or its centre"""
         emb = self.embed(c_noise, labels)
         windows = self.windows(centre)
-        x = F.pad(x, (0, 0, 0, 0, 0, 1), value=1.0).contiguous(memory_format=torch.channels_last)
         skips = []
         for name, module in self.enc.items():
             x = module(x) if name.endswith("_conv") else module(x, emb)
@@ -266,17 +275,21 @@ class EDM2(nn.Module):
             labels = x.new_zeros(1, self.label_dim)
         if labels is not None and self.label_dim and labels.shape[-1] != self.label_dim:
             raise LcsError(f"labels have width {labels.shape[-1]}; this model takes {self.label_dim}")
-        s = sigma[:, None, None, None]
-        norm = (s**2 + self.sigma_data**2).sqrt()
+        norm = (sigma**2 + self.sigma_data**2).sqrt()
+        c_in, c_skip, c_out = 1 / norm, (self.sigma_data / norm) ** 2, sigma * self.sigma_data / norm  # each [B or 1]
         c_noise = sigma.log() / 4
 
         p = self.network.unshuffle
         inner = centre // p if centre is not None and (self.resolution - centre) % (2 * p) == centre % p == 0 else None
-        h = F.pixel_unshuffle(x / norm, p) if p > 1 else x / norm
-        f = self.unet(h, c_noise, None if labels is None else labels.to(x.dtype), inner)
-        f = _crop(F.pixel_shuffle(f, p) if p > 1 else f, centre)
-        c_skip, c_out = (self.sigma_data / norm) ** 2, s * self.sigma_data / norm
-        x0hat = torch.addcmul(_crop(x, centre) * c_skip, f.to(x.dtype), c_out)
+        labels = None if labels is None else labels.to(x.dtype)
+        if centre is None and fused.usable(x, False, torch.contiguous_format):
+            f = self.unet(fused.unshuffle(x, c_in, p), c_noise, labels)
+            x0hat = fused.shuffle_add(x, f, c_skip, c_out, p)
+        else:
+            h = F.pixel_unshuffle(x * _per_image(c_in), p)
+            f = self.unet(_with_ones(h), c_noise, labels, inner)
+            f = _crop(F.pixel_shuffle(f, p), centre).to(x.dtype)
+            x0hat = torch.addcmul(_crop(x, centre) * _per_image(c_skip), f, _per_image(c_out))
         if not return_logvar:
             return x0hat
         return x0hat, self.logvar(sigma)

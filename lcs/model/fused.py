@@ -32,9 +32,12 @@ MATH = {"reassoc", "nsz", "nnan", "ninf"}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
-def usable(x: Tensor, training: bool) -> bool:
-    """Whether the loops below may replace the plain operations on x, a map [B, C, H, W] or a weight."""
-    layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
+def usable(x: Tensor, training: bool, layout: torch.memory_format | None = None) -> bool:
+    """Whether the loops below may replace the plain operations on x, a map [B, C, H, W] or a weight.
+
+    Maps and filters must be channels-last unless another `layout` is named.
+    """
+    layout = layout or (torch.channels_last if x.ndim == 4 else torch.contiguous_format)
     return (
         x.device.type == "cpu"
         and x.dtype == torch.float32
@@ -216,6 +219,70 @@ def _add_clip_back(out, grad, alpha, clip, grad_y, grad_x):
             g = grad[i, c] if abs(out[i, c]) < clip else F(0)
             grad_y[i, c] = g
             grad_x[i, c] = alpha * g
+
+
+@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
+def _unshuffle(x, factor, p, out):
+    """x [B, C, H, W] -> out [B, H/p, W/p, C p p + 1] = factor x, p x p pixels as channels, and a channel of ones."""
+    images, channels = x.shape[:2]
+    for b in range(images):
+        f = factor[b % len(factor)]
+        for i in range(out.shape[1]):
+            for j in range(out.shape[2]):
+                k = 0
+                for c in range(channels):
+                    for di in range(p):
+                        for dj in range(p):
+                            out[b, i, j, k] = f * x[b, c, i * p + di, j * p + dj]
+                            k += 1
+                out[b, i, j, k] = ONE
+
+
+@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
+def _shuffle_add(x, f, skip, gain, p, out):
+    """out [B, C, H, W] = skip x + gain f, where f [B, H/p, W/p, C p p] holds p x p pixels as channels."""
+    images, channels = x.shape[:2]
+    for b in range(images):
+        s, g = skip[b % len(skip)], gain[b % len(gain)]
+        for i in range(f.shape[1]):
+            for c in range(channels):
+                for di in range(p):
+                    row, k = i * p + di, (c * p + di) * p
+                    for j in range(f.shape[2]):
+                        for dj in range(p):
+                            out[b, c, row, j * p + dj] = s * x[b, c, row, j * p + dj] + g * f[b, i, j, k + dj]
+
+
+# ---- without derivatives --------------------------------------------------------------------------
+
+
+class _NoContext:
+    """Stands for autograd's context where nothing will be differentiated."""
+
+    def save_for_backward(self, *_) -> None: ...
+
+    mark_dirty = save_for_backward
+
+
+def run(function: type[torch.autograd.Function], *args):
+    """`function.apply(*args)`, without autograd's bookkeeping where no gradient is wanted."""
+    return function.apply(*args) if torch.is_grad_enabled() else function.forward(_NoContext(), *args)
+
+
+def unshuffle(x: Tensor, factor: Tensor, p: int) -> Tensor:
+    """pixel_unshuffle(factor x, p) with a channel of ones, channels-last; x [B, C, H, W], factor [B or 1]"""
+    b, c, h, w = x.shape
+    out = torch.empty(b, h // p, w // p, c * p * p + 1)
+    _unshuffle(x.detach().numpy(), factor.detach().numpy(), p, out.numpy())
+    return out.permute(0, 3, 1, 2)
+
+
+def shuffle_add(x: Tensor, f: Tensor, skip: Tensor, gain: Tensor, p: int) -> Tensor:
+    """skip x + gain pixel_shuffle(f, p); x [B, C, H, W], f channels-last, skip and gain [B or 1]"""
+    out = torch.empty_like(x)
+    maps = (t.detach().numpy() for t in (x, f.permute(0, 2, 3, 1), skip, gain))
+    _shuffle_add(*maps, p, out.numpy())
+    return out
 
 
 # ---- as differentiable operations -----------------------------------------------------------------

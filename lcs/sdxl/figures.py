@@ -102,19 +102,18 @@ def figure_influence(study: PixelStudy) -> Figure:
 def figure_word_maps(study: PixelStudy) -> Figure:
     """Where in the image each word has influence: one column per word, one row per noise level."""
     k = len(study.words)
-    figure = _figure(1.5 * (k + 1), 1.7 * len(study.probed) + 0.4)
+    figure = _figure(1.5 * (k + 1), 1.55 * len(study.probed) + 0.3)
     grid = figure.subplots(len(study.probed), k + 1, squeeze=False)
     for p, step in enumerate(study.probed):
-        grid[p, 0].imshow(
-            study.images.mean(0).astype(np.uint8) if p == 0 else study.images[min(p, len(study.images) - 1)]
-        )
+        shown = min(p, len(study.images)) - 1  # the mean of all seeds, then single ones
+        grid[p, 0].imshow(study.images.mean(0).astype(np.uint8) if p == 0 else study.images[shown])
+        grid[p, 0].set_title("mean image" if p == 0 else f"image {shown + 1}", fontsize=8)
         grid[p, 0].set_ylabel(f"{NOISE[p]}\n$\\sigma$ = {study.sigmas[step]:.2g}", fontsize=8)
         top = study.maps[p].max()
         for j, word in enumerate(study.words):
             grid[p, j + 1].imshow(study.maps[p, j], cmap="viridis", vmin=0, vmax=top)
             if p == 0:
                 grid[p, j + 1].set_title(word, fontsize=9)
-    grid[0, 0].set_title("mean image", fontsize=8)
     for axes in grid.ravel():
         _bare(axes)
     return figure
@@ -173,14 +172,15 @@ def figure_all_concepts(study: FeatureStudy) -> Figure:
     """Cosines of all concepts in the three block groups and the output spaces."""
     names = [c.name for c in study.concepts]
     spaces = {f"{g} blocks": study.group(g) for g in GROUPS} | {"latent": study.latent, "pixel": study.pixel}
-    figure = _figure(4.0 * len(spaces), 4.4)
-    panels = figure.subplots(1, len(spaces))
+    figure = _figure(11, 7.4)
+    *panels, spare = figure.subplots(2, 3).ravel()
     for axes, (name, cosines) in zip(panels, spaces.items(), strict=True):
         image = _matrix(axes, cosines, names, name)
         for edge in np.flatnonzero([a != b for a, b in pairwise(study.categories)]):
             axes.axhline(edge + 0.5, color="black", lw=0.6)
             axes.axvline(edge + 0.5, color="black", lw=0.6)
-    figure.colorbar(image, ax=panels, shrink=0.8, label="cosine")
+    spare.axis("off")
+    figure.colorbar(image, ax=spare, location="left", shrink=0.8, label="cosine")
     return figure
 
 

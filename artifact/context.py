@@ -25,6 +25,7 @@ from lcs.conditioning import get_conditioner
 from lcs.counter.detector import MANIFEST_KEY, load_counter
 from lcs.data.files import atomic_write, read_json, write_json
 from lcs.evaluation import evaluate_run, to_markdown
+from lcs.sdxl.package import MINI_ID
 
 LCS = Path(weights.__file__).parent
 COUNT_SOURCES = ("evaluation.py", "experiments.py", "sampling.py", "conditioning.py", "diffusion/samplers.py",
@@ -42,6 +43,7 @@ class Settings:
     device: str = "cpu"
     seed: int = 0
     samples: int | None = None  # per K, instead of the effort's
+    sdxl_model: str = MINI_ID
     roots: tuple[Path, ...] = (weights.WEIGHTS,)  # folders of weights; the first that has a checkpoint is used
 
     def root_of(self, checkpoint: Checkpoint) -> Path | None:
@@ -71,7 +73,7 @@ class Context:
 
     def __init__(self, settings: Settings, folder: Path, checkpoints: list[Checkpoint], say=lambda text: None):
         self.settings, self.effort, self.folder, self.say = settings, settings.effort, folder, say
-        self.output = Output()
+        self.output, self.sampled = Output(), {}
         self.checkpoints = [c for c in checkpoints if settings.root_of(c) is not None]  # those that are there
         self.output.missing = [c.key for c in checkpoints if c not in self.checkpoints]
 
@@ -90,7 +92,7 @@ class Context:
         run, effort = checkpoint.run, self.effort
         ks = list(range(len(get_conditioner(run.experiment.conditioner).test_conditions) + 1))
         samples = self.settings.samples or (effort.local_samples if run.experiment.local else effort.samples)
-        counter_sha = weights.read_manifest(weights.WEIGHTS)[MANIFEST_KEY]["sha256"]
+        counter_sha = weights.read_manifest(weights.WEIGHTS).get(MANIFEST_KEY, {}).get("sha256")
         key = content_hash(
             [checkpoint.key, self.settings.sha256(checkpoint), counter_sha, code_hash(COUNT_SOURCES), ks, samples,
              effort.solver, effort.steps, self.settings.seed]
@@ -112,6 +114,8 @@ class Context:
                 save_png(store / f"k{k:02d}.png", np.concatenate(list(images), axis=1))
             write_json(store / "result.json", result.to_json())  # last: its presence means all is there
         result = read_json(store / "result.json")
+        self.sampled[store] = result["seconds"]
+        self.output.sampling = round(sum(self.sampled.values()), 1)
         size = run.scale.resolution
         result["pictures"] = {
             k: np.stack(np.split(np.asarray(Image.open(store / f"k{k:02d}.png").convert("RGB")), shown, axis=1))
@@ -149,4 +153,4 @@ def save_png(path: Path, image: np.ndarray) -> None:
 def settings_dict(settings: Settings) -> dict:
     """What a reader needs to redo it."""
     return {"scale": settings.scale, "effort": asdict(settings.effort), "samples": settings.samples,
-            "seed": settings.seed, "device": settings.device}  # fmt: skip
+            "seed": settings.seed, "device": settings.device, "sdxl_model": settings.sdxl_model}  # fmt: skip

@@ -48,7 +48,7 @@ def fig2(context: Context) -> dict:
     context.figure("fig10", draw_metrics(traces), CAPTION_10)
     rows = [{"experiment": name, "conditional locality": f"{n['conditional_locality']:.2f}",
              "95% interval": f"{n['low']:.2f}-{n['high']:.2f}", "seeds": n["seeds"],
-             "90% square, high noise": f"{n['area_high']:.0%}", "90% square, low noise": f"{n['area_low']:.0%}"}
+             "90% square, high noise": f"{n['area_high']:.1%}", "90% square, low noise": f"{n['area_low']:.1%}"}
             for name, n in numbers.items()]  # fmt: skip
     context.table("locality", rows, "Conditional locality: the share of its own condition in what moves a conditioned "
                   "pixel (1: only its own; 1/4: all alike). Squares as shares of the image, at conditioned pixels; "
@@ -61,7 +61,7 @@ CAPTION_2 = (
     "Which pixels of the noisy image the denoised {} pixel depends on (eq. 9, log scale, mean over seeds), from high "
     "noise "
     "to low. The cross marks the pixel ({}), the square holds 90% of the squared gradient; circles are the four asked "
-    "locations, filled by the influence of each condition on that pixel (eq. 10). Left: the denoised image of the "
+    "locations, filled by the influence of each condition on that pixel (eq. 10). Row above: the denoised image of the "
     "first "
     "seed at that noise level."
 )

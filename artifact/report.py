@@ -7,6 +7,7 @@ import html
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,9 +21,10 @@ from artifact.claims import Verdict, as_rows
 from artifact.context import Settings
 from artifact.steps import Checkpoint, Output, Step
 from lcs import weights
-from lcs.data.files import atomic_write, write_json
+from lcs.data.files import atomic_write, sha256_of, write_json
 from lcs.errors import LcsError
 from lcs.evaluation import to_markdown
+from lcs.sdxl.package import MANIFEST, MINI_ID
 
 PACKAGES = ("torch", "numpy", "diffusers", "transformers", "accelerate", "numba", "matplotlib")
 KEPT_WIDTH = 1100  # pixels of the pictures that the app shows
@@ -32,9 +34,15 @@ COLORS = {"came out": "#1a7f37", "partly": "#9a6700", "not": "#b3261e", "not run
 def command(step: str, facts: dict) -> str:
     """What redoes one step alone."""
     settings = facts["settings"]
-    samples = f" --samples {settings['samples']}" if settings["samples"] else ""
-    return (f"python -m lcs artifact --only {step} --scale {settings['scale']} --effort {settings['effort']['name']}"
-            f" --seed {settings['seed']}{samples} --out {facts['out']}")  # fmt: skip
+    options = {"only": step, "scale": settings["scale"], "effort": settings["effort"]["name"], "seed": settings["seed"],
+               "device": settings["device"], "samples": settings["samples"]}  # fmt: skip
+    if settings["sdxl_model"] != MINI_ID:
+        options["sdxl-model"] = settings["sdxl_model"]
+    if facts["weights folder"] != str(weights.WEIGHTS):
+        options["weights"] = facts["weights folder"]
+    options["out"] = facts["out"]
+    given = [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
+    return shlex.join(["python", "-m", "lcs", "artifact", *given])
 
 
 def environment(chosen: dict, settings: Settings, wanted: list[Checkpoint], seconds: float) -> dict:
@@ -46,9 +54,15 @@ def environment(chosen: dict, settings: Settings, wanted: list[Checkpoint], seco
         "python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "device": torch.cuda.get_device_name() if settings.device.startswith("cuda") else settings.device,
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
-        "weights": used, "counter": weights.read_manifest(weights.WEIGHTS).get("counter", {}).get("sha256"),
+        "weights folder": str(settings.roots[0]), "weights": used, MINI_ID: _sha256_of_mini(),
+        "counter": weights.read_manifest(weights.WEIGHTS).get("counter", {}).get("sha256"),
         "missing": sorted(c.key for c in wanted if settings.root_of(c) is None),
     }  # fmt: skip
+
+
+def _sha256_of_mini() -> str | None:
+    manifest = weights.WEIGHTS / MINI_ID / MANIFEST  # it lists the hashes of all its files
+    return sha256_of(manifest) if manifest.exists() else None
 
 
 def write(
@@ -74,13 +88,30 @@ def check_keep(keep: Path) -> None:
     """The folder is replaced as a whole, so it must be empty or one of ours."""
     if keep.exists() and not (keep / "figures.json").exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise LcsError(f"--keep {keep} holds other files; choose an empty folder, or one written by --keep before")
+    above = next(p for p in keep.absolute().parents if p.exists())
+    if not os.access(above, os.W_OK):
+        raise LcsError(f"cannot write --keep {keep}: no permission in {above}")
 
 
-def keep_small(out: Path, keep: Path, steps: list[Step], results: dict[str, Output], verdicts: list[Verdict]) -> None:
+def keep_small(
+    out: Path, keep: Path, steps: list[Step], results: dict[str, Output], verdicts: list[Verdict], facts: dict
+) -> None:
     """Claims and pictures, small enough for the repository: what the app and the README show."""
     check_keep(keep)
-    shutil.rmtree(keep, ignore_errors=True)
-    keep.mkdir(parents=True)
+    beside = keep.with_name(f".{keep.name}.partial")  # replaces the old folder when it is complete
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.mkdir(parents=True)
+        _write_small(out, beside, steps, results, verdicts, facts)
+        shutil.rmtree(keep, ignore_errors=True)
+        beside.rename(keep)
+    except OSError as error:
+        raise LcsError(f"cannot write --keep {keep}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write_small(out: Path, keep: Path, steps, results, verdicts, facts) -> None:
     figures = []
     for step in steps:
         for item in results[step.name].figures if step.name in results else ():
@@ -89,7 +120,7 @@ def keep_small(out: Path, keep: Path, steps: list[Step], results: dict[str, Outp
             picture.thumbnail((KEPT_WIDTH, 4 * KEPT_WIDTH))
             _few_colors(picture).save(keep / file, optimize=True)
             figures.append({"name": step.name, "title": step.title, "caption": item["caption"], "file": file,
-                            "command": f"python -m lcs artifact --only {step.name}",
+                            "command": command(step.name, {**facts, "out": "out"}),
                             "seconds": results[step.name].seconds})  # fmt: skip
         for item in results[step.name].tables if step.name in results else ():
             shutil.copyfile(out / step.name / item["file"], keep / f"{step.name}-{item['file']}")
@@ -114,7 +145,7 @@ def as_markdown(steps, results, failures, verdicts, facts) -> str:
             lines += [f"Not drawn: {failures.get(step.name, '')}", ""]
             continue
         output = results[step.name]
-        lines += [f"{output.seconds:g} s." + (f" Missing: {', '.join(output.missing)}." if output.missing else ""), ""]
+        lines += [_time_of(output) + (f" Missing: {', '.join(output.missing)}." if output.missing else ""), ""]
         for item in output.tables:
             path = Path(facts["out"]) / step.name / item["file"]
             lines += [item["caption"], "", path.read_text()]
@@ -122,6 +153,13 @@ def as_markdown(steps, results, failures, verdicts, facts) -> str:
             lines += [f"![{step.name}]({step.name}/{item['file']})", "", item["caption"], ""]
     lines += ["## How it was made", "", *[f"- {name}: {value}" for name, value in _flat(facts)]]
     return "\n".join(lines) + "\n"
+
+
+def _time_of(output: Output) -> str:
+    shared = (
+        f"; its samples took {output.sampling:.0f} s of one core, which other figures share" if output.sampling else ""
+    )
+    return f"{output.seconds:g} s{shared}."
 
 
 def headline(facts: dict) -> str:
@@ -185,7 +223,7 @@ def as_html(out: Path, steps, results, failures, verdicts, facts) -> str:
             continue
         output = results[step.name]
         missing = f" Missing checkpoints: {e(', '.join(output.missing))}." if output.missing else ""
-        parts.append(f"<p class=note>{output.seconds:g} s.{missing}</p>")
+        parts.append(f"<p class=note>{_time_of(output)}{missing}</p>")
         for item in output.tables:
             parts.append(f"<p>{e(item['caption'])}</p>" + _html_table((out / step.name / item["file"]).read_text()))
         for item in output.figures:

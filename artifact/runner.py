@@ -26,14 +26,16 @@ from artifact.registry import STEPS
 from artifact.steps import EFFORTS, Checkpoint, Output, Step
 from lcs import weights
 from lcs.counter.detector import MANIFEST_KEY as COUNTER
+from lcs.counter.detector import load_counter
 from lcs.data.files import read_json, sha256_of, write_json
-from lcs.errors import LcsError
+from lcs.errors import DiskFull, LcsError
 from lcs.experiments import get_scale
-from lcs.hub.client import HubError
 from lcs.hub.pull import pull, trainer
-from lcs.sdxl.package import MANIFEST, MINI_ID
+from lcs.sampling import check_device
+from lcs.sdxl.package import MANIFEST, MINI_ID, check_files
 
 HERE = Path(__file__).parent
+ABOUT = ("claims.py", "report.py", "runner.py")  # they judge and show what steps draw, and change nothing in it
 
 
 def run_artifact(
@@ -49,6 +51,7 @@ def run_artifact(
     root: Path = weights.WEIGHTS,
     keep: Path | None = None,
     cifar: Path | None = None,
+    sdxl_model: str = MINI_ID,
 ) -> bool:
     """Runs everything, or the steps of `only`; True if every step was drawn from all the checkpoints it wants.
 
@@ -59,26 +62,31 @@ def run_artifact(
     steps = choose_steps(only)
     if keep is not None:
         report.check_keep(keep)
-    settings = check_settings(out, scale, effort, source, samples, device, seed, root)
+    settings = check_settings(out, scale, effort, source, samples, device, seed, root, sdxl_model)
     wanted = list(dict.fromkeys(c for step in steps for c in step.needs(scale)))
-    check_hashes(settings, wanted)
+    check_hashes(settings, steps, wanted)
     acquire(settings, wanted, source == "train", data, cifar)
-    count_ahead(settings, [step for step in steps if not is_drawn(step, settings)])
+    todo = [step for step in steps if not is_drawn(step, settings)]
+    count_ahead(settings, todo)
     results: dict[str, Output] = {}
     failures: dict[str, str] = {}
     done = spent = 0.0
     for i, step in enumerate(steps, 1):
-        left = sum(s.cost for s in steps[i - 1 :]) * (spent / done if done else _pace(settings))
+        left = sum(s.cost for s in steps[i - 1 :] if s in todo) * (spent / done if done else _pace(settings))
         print(f"[{i}/{len(steps)}] {step.name}: {step.title} (about {_clock(left)} left)", flush=True)
         start = time.monotonic()
         try:
             results[step.name], fresh = run_step(step, settings)
             took = results[step.name].seconds
             note = f"{_clock(took)}" if fresh else f"unchanged (took {_clock(took)})"
+            if results[step.name].sampling:
+                note += f", its samples {_clock(results[step.name].sampling)} of one core"
             for key in results[step.name].missing:
                 print(f"      missing: {key}")
             if fresh:
                 done, spent = done + step.cost, spent + time.monotonic() - start
+        except DiskFull as error:
+            raise LcsError(f"{error}; make room and run the same command again, what is drawn is kept") from None
         except LcsError as error:
             failures[step.name] = str(error)
             note = f"not drawn: {error}"
@@ -93,10 +101,11 @@ def run_artifact(
     shown = [step for step in STEPS if step in steps or step.name in everything]
     verdicts = claims.judge({name: result.numbers for name, result in everything.items()})
     total = time.monotonic() - began
+    wanted = list(dict.fromkeys(c for step in shown for c in step.needs(scale)))
     facts = report.environment(settings_dict(settings), settings, wanted, total)
     report.write(settings.out, shown, everything, failures, verdicts, facts)
     if keep is not None:
-        report.keep_small(settings.out, keep, shown, everything, verdicts)
+        report.keep_small(settings.out, keep, shown, everything, verdicts, facts)
     print(claims.as_text(verdicts))
     complete = not failures and not any(r.missing for r in results.values())
     print(f"{settings.out / 'report.html'}: {len(results)} of {len(steps)} steps in {_clock(total)}"
@@ -116,7 +125,7 @@ def choose_steps(only: str | None) -> list[Step]:
     return [step for step in STEPS if step.name in names]
 
 
-def check_settings(out, scale, effort, source, samples, device, seed, root) -> Settings:
+def check_settings(out, scale, effort, source, samples, device, seed, root, sdxl_model=MINI_ID) -> Settings:
     get_scale(scale)
     if effort not in EFFORTS:
         raise LcsError(f"unknown effort {effort!r}; choose from {', '.join(EFFORTS)}")
@@ -126,10 +135,7 @@ def check_settings(out, scale, effort, source, samples, device, seed, root) -> S
         raise LcsError(f"--samples {samples} is not possible; allowed: 1..100000")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise LcsError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    check_device(device)
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -138,11 +144,16 @@ def check_settings(out, scale, effort, source, samples, device, seed, root) -> S
         probe.unlink()
     except OSError as error:
         raise LcsError(f"cannot write to {out}: {error.strerror or error}") from None
-    return Settings(scale, EFFORTS[effort], out, device, seed, samples, (Path(root), out / "weights"))
+    return Settings(scale, EFFORTS[effort], out, device, seed, samples, sdxl_model, (Path(root), out / "weights"))
 
 
-def check_hashes(settings: Settings, wanted: list[Checkpoint]) -> None:
+def check_hashes(settings: Settings, steps: list[Step], wanted: list[Checkpoint]) -> None:
     """Damaged weights stop the run before anything is drawn from them."""
+    if any(step.counted for step in steps):
+        load_counter()
+    mini = weights.WEIGHTS / MINI_ID
+    if settings.sdxl_model == MINI_ID and mini.is_dir() and any(step.name == "sdxl" for step in steps):
+        check_files(mini)
     for checkpoint in wanted:
         root = settings.root_of(checkpoint)
         if root is not None:
@@ -163,7 +174,7 @@ def acquire(
             try:
                 print(f"{checkpoint.key}: {pull(checkpoint.run, checkpoint.stage, home)}")
                 continue
-            except HubError as error:
+            except LcsError as error:
                 print(f"{checkpoint.key}: {error}")
         if train:
             print(f"{checkpoint.key}: training it")
@@ -186,11 +197,13 @@ def count_ahead(settings: Settings, steps: list[Step]) -> None:
         return
     print(f"counting samples of {len(missing)} checkpoints in {workers} processes", flush=True)
     missing.sort(key=lambda c: not c.run.experiment.local)  # the longest first
+    start = time.monotonic()
     with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         jobs = {pool.submit(_count, settings, c): c for c in missing}
         for job in tqdm(as_completed(jobs), total=len(jobs), unit="model"):
             if job.exception() is not None:  # the step that wants it will say so again
                 print(f"{jobs[job].key}: {job.exception()}")
+    print(f"      {_clock(time.monotonic() - start)}", flush=True)
 
 
 def _count(settings: Settings, checkpoint: Checkpoint) -> None:
@@ -215,11 +228,14 @@ def run_step(step: Step, settings: Settings) -> tuple[Output, bool]:
     start = time.monotonic()
     shutil.rmtree(partial, ignore_errors=True)
     context = Context(settings, partial, needs, say=lambda text: print(f"      {text}", flush=True))
-    context.output.numbers = step.make(context)
-    context.output.seconds = round(time.monotonic() - start, 1)
-    write_json(partial / "step.json", {"key": key, "output": asdict(context.output)})
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    try:
+        context.output.numbers = step.make(context)
+        context.output.seconds = round(time.monotonic() - start, 1)
+        write_json(partial / "step.json", {"key": key, "output": asdict(context.output)})
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return context.output, True
 
 
@@ -230,7 +246,7 @@ def _key(step: Step, settings: Settings, there: list[Checkpoint], needs: list[Ch
     return content_hash([
         step.name, settings_dict(settings), [(c.key, settings.sha256(c)) for c in there], [c.key for c in needs],
         counter, sha256_of(sdxl) if sdxl.exists() else None,
-        code_hash((*COUNT_SOURCES, *step.sources), *HERE.glob("*.py")),
+        code_hash((*COUNT_SOURCES, *step.sources), *(p for p in HERE.glob("*.py") if p.name not in ABOUT)),
     ])  # fmt: skip
 
 
@@ -239,8 +255,10 @@ def _stored(folder: Path, key: str) -> Output | None:
     if not (folder / "step.json").exists():
         return None
     stored = read_json(folder / "step.json")
-    files = [item["file"] for kind in ("figures", "tables") for item in stored["output"][kind]]
-    if stored["key"] != key or not all((folder / name).exists() for name in files):
+    kinds = {"figures": (".png", ".pdf"), "tables": (".md", ".csv")}
+    files = [(folder / item["file"]).with_suffix(suffix) for kind, suffixes in kinds.items()
+             for item in stored["output"][kind] for suffix in suffixes]  # fmt: skip
+    if stored["key"] != key or not all(file.exists() for file in files):
         return None
     return Output(**stored["output"])
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from artifact.context import Context
 from artifact.steps import Step
 from lcs.errors import LcsError
-from lcs.sdxl.package import MINI_ID, load_pipeline
+from lcs.sdxl.package import load_pipeline
 from lcs.sdxl.study import plain, run_study, shown
 
 CAPTIONS = {
     "gradients": "Latent-space gradients at chosen locations, at high, middle and low noise.",
-    "influence": "Influence of each word on each location over all steps: the prompt with the word removed against the "
-    "whole prompt.",
+    "influence": "Influence of each word on each location while the noise falls: the prompt with the word removed "
+    "against the whole prompt.",
     "word-maps": "Where in the image each word matters.",
     "disentanglement": "Hidden states of every transformer block: cosines between mean differences of concepts within "
     "and between categories, by block group, in the latents and in the image.",
-    "concepts": "Cosine matrices of all concepts, block by block.",
+    "concepts": "Cosine matrices of all concepts, by block group and in the output spaces.",
     "concept-samples": "What the model draws for each concept.",
+    "attention-maps": "Cross-attention maps of each concept's token, layer by layer, early in sampling.",
     "attention": "Cross-attention maps of the most relevant token, by layer: cosines between concepts.",
     "composed-attention": "A token inside a composed prompt against the same concept alone.",
     "compositions": "Composed prompts.",
@@ -28,10 +29,9 @@ CAPTIONS = {
 
 
 def sdxl(context: Context) -> dict:
-    pipe = load_pipeline(MINI_ID)  # raises if it is not shipped or damaged
-    if context.settings.device != "cpu":
-        pipe = pipe.to(context.settings.device)
-    result = run_study(MINI_ID, None, context.effort.name, pipe=pipe)
+    model = context.settings.sdxl_model
+    pipe = load_pipeline(model, context.settings.device)  # raises if it is not shipped or damaged
+    result = run_study(model, None, context.effort.name, pipe=pipe, seed=context.settings.seed)
     for name, figure in result["figures"].items():
         if name not in CAPTIONS:
             raise LcsError(f"the SDXL study drew {name!r}, which has no caption")
@@ -43,5 +43,5 @@ def sdxl(context: Context) -> dict:
 
 STEPS = [
     Step("sdxl", "SDXL: pixel space, feature space, compositions, a local intervention", "v1 Fig 6, 7, 13; v2 Fig 4, 5",
-         sdxl, cost=300, sources=("sdxl/*.py", "counter/detector.py")),
+         sdxl, cost=300, sources=("sdxl/*.py", "locality.py", "render/*.py", "scenes/*.py")),
 ]  # fmt: skip

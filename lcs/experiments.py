@@ -13,6 +13,8 @@ from lcs.errors import LcsError
 
 WARM_OBJECTS = 3
 STAGED = ("grid-all", "grid-random", "grid-drop-one")  # early and mid checkpoints are shipped too (1-3 objects)
+# Trained right after those on 1-3 objects: one object only, the second colour model, CIFAR-10.
+NEXT_NEEDED = ("grid-all-m1", "grid-single-local-m1", "color-m5", "cifar10")
 GRID = 16  # cells per side of the location grid, in every experiment of the paper
 
 # Test-time conditions (v1, section E.1): K locations are the first K, as fractions (x, y) of the image.
@@ -241,7 +243,12 @@ def get_run(experiment: str, objects: int, scale: str) -> Run:
 def paper_runs(scale: str) -> list[Run]:
     """Every model of the paper's tables and figures at `scale`, the most needed first."""
     runs = [get_run(e.name, m, scale) for e in EXPERIMENTS.values() for m in e.objects]
-    return sorted(runs, key=lambda run: (run.objects != 3, list(EXPERIMENTS).index(run.experiment.name)))
+    order = list(EXPERIMENTS)
+
+    def place(run: Run) -> tuple:
+        return run.objects != 3, run.name not in NEXT_NEEDED, order.index(run.experiment.name)
+
+    return sorted(runs, key=place)
 
 
 def with_samples(run: Run, samples: int) -> Run:

@@ -19,6 +19,14 @@ DEFAULT_STEPS = 32  # the paper's: 63 network calls with Heun
 CHUNK = 32  # images at once
 
 
+def check_device(device: str) -> None:
+    """Raises unless tensors can be put there."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise LcsError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
 @torch.no_grad()
 def sample(
     run: Run,

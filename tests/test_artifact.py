@@ -206,8 +206,9 @@ def test_missing_checkpoints_are_trained_if_asked_to(tmp_path, tiny, monkeypatch
 # ---- claims ---------------------------------------------------------------------------------------
 
 
-def numbers_of(k_max, objects=3, zero=(0, 0)):
+def numbers_of(k_max, objects=3, zero=(0, 0), samples=16):
     return {"k_max": k_max, "low": k_max - 1, "high": k_max + 1, "label": str(k_max), "objects": objects,
+            "samples": samples,
             "drawn_at_0": {"p5": zero[0], "p95": zero[1]}}  # fmt: skip
 
 
@@ -223,6 +224,24 @@ def test_reaching_rule(k, verdict):
 @pytest.mark.parametrize(("k", "verdict"), [(0, PARTLY), (1, CAME_OUT), (2, CAME_OUT), (3, PARTLY), (4, NOT)])
 def test_failing_rule(k, verdict):
     assert verdict_of("grid-single", {"table2": {"grid-single-m3": numbers_of(k)}}) == verdict
+
+
+def test_few_samples_make_no_verdict():
+    assert verdict_of("grid-all", {"table1": {"grid-all-m3": numbers_of(9, samples=2)}}) == PARTLY
+    assert verdict_of("grid-single", {"table1": {"grid-single-m3": numbers_of(1, samples=2)}}) == PARTLY
+
+
+@pytest.mark.parametrize(
+    ("area", "cifar", "verdict"),
+    [((0.03, 0.2, 0.01), 0.9, CAME_OUT), ((0.2, 0.2, 0.01), 0.9, PARTLY), ((0.4, 0.2, 0.01), 0.9, NOT),
+     ((0.09, 0.2, 0.01), 0.1, PARTLY)],
+)  # fmt: skip
+def test_pixel_locality_at_high_noise_is_judged_against_cifar(area, cifar, verdict):
+    high, _, low = area
+    found = {"area_high": high, "area_low": low, "area": area, "sigmas": [20.0, 1.0, 0.1]}
+    numbers = {"fig2": {"grid-all-m3": found}, "fig12": {"area_high": cifar, "area_low": 0.01}}
+    assert verdict_of("pixels", numbers) == verdict
+    assert verdict_of("pixels-between", numbers) == (CAME_OUT if area[1] > 2 * high else NOT)
 
 
 def test_what_was_not_run_is_not_judged():

@@ -194,6 +194,7 @@ def test_extras_are_as_many_as_training_leaves_out():
     assert evaluation.allowed_extras(get_run("grid-all", 3, "mini")) == 0
     assert evaluation.allowed_extras(get_run("grid-single", 3, "mini")) == 2
     assert evaluation.allowed_extras(get_run("grid-single-local", 1, "mini")) == 0
+    assert evaluation.allowed_extras(get_run("grid-drop-one", 6, "mini")) == 1
 
 
 def test_every_conditioner_says_whether_it_labels_all():
@@ -286,10 +287,16 @@ def rows_with(shares, n=32):
     return rows
 
 
-def test_interval_is_a_point_when_every_sample_agrees():
+def test_interval_is_a_point_when_many_samples_agree():
     assert k_max_interval(rows_with([1, 1, 1, 1, 0, 1]), 3, False) == (4, 4)
     assert k_max_interval(rows_with([0, 1]), 3, False) == (0, 0)
     assert k_max_interval(rows_with([1] * 12), 3, False) == (12, 12)
+
+
+def test_interval_is_wide_when_few_samples_agree():
+    low, high = k_max_interval(rows_with([1, 1, 1, 1, 0], n=2), 3, False)
+    assert low < 2
+    assert high >= 4
 
 
 def test_interval_holds_k_max_and_widens_at_the_threshold():

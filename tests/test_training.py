@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from tiny import SCALE, source, tiny_run
 
 from lcs import weights
-from lcs.data.files import read_json, write_json
+from lcs.data.files import read_json, write_error, write_json
 from lcs.data.shards import DatasetSpec, render_dataset
-from lcs.errors import LcsError
+from lcs.errors import DiskFull, LcsError
 from lcs.experiments import Recipe, Run, get_experiment, with_samples
 from lcs.model.build import build_model, trained_network
 from lcs.model.layers import MPConv
@@ -105,9 +106,10 @@ def test_kill_9_and_resume_is_bit_identical(straight, tmp_path):
     process.wait()
     (tmp_path / ".state.safetensors.1.tmp").write_bytes(b"half a checkpoint")
     done = checkpoint.load_meta(tmp_path / "state.safetensors")["samples"]
-    assert 0 < done <= 64
+    assert 0 < done < 64
     train(tiny_run(), source(), tmp_path, settings=QUIET)
     assert_same(state(straight), state(tmp_path))
+    assert not list(tmp_path.glob(".*.tmp"))
 
 
 def test_two_processes_equal_one(straight, tmp_path):
@@ -227,6 +229,36 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     assert_same(before, state(tmp_path))
 
 
+def test_a_write_that_the_system_refuses_is_a_clear_error(tmp_path):
+    """safetensors has an error of its own for it; a file size limit stands for the full disk."""
+    code = (
+        "import resource, sys, torch\nfrom pathlib import Path\nfrom lcs.errors import LcsError\n"
+        "from lcs.training.checkpoint import save_tensors\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "try:\n    save_tensors(Path(sys.argv[1]) / 'x.safetensors', {'x': torch.zeros(100_000)}, {})\n"
+        "except LcsError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "cannot write" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_text_of_a_full_disk_is_known():
+    error = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert isinstance(write_error(Path("x"), error), DiskFull)
+
+
+def test_a_run_cannot_end_before_what_it_has_seen(tmp_path):
+    run = tiny_run(lr_anneal=0.3)
+    train(run, source(), tmp_path, settings=replace(QUIET, stop_after_samples=32))
+    before = read_json(tmp_path / "run.json")
+    with pytest.raises(LcsError, match="too many samples to end at 40"):
+        train(tiny_run(lr_anneal=0.3, samples=40), source(), tmp_path, settings=QUIET)
+    assert read_json(tmp_path / "run.json") == before
+    train(run, source(), tmp_path, settings=QUIET)
+
+
 def test_other_settings_are_refused(straight):
     with pytest.raises(LcsError, match=r"other settings \(recipe\)"):
         train(tiny_run(lr=0.5), source(), straight, settings=QUIET)
@@ -330,7 +362,7 @@ def test_a_run_may_be_made_longer_but_not_changed(straight, tmp_path):
 # ---- the queue ships and goes on ------------------------------------------------------------------
 
 
-def test_finished_runs_are_shipped_once(tmp_path, monkeypatch):
+def test_finished_runs_are_shipped_once(tmp_path, monkeypatch, capsys):
     exported, manifest = [], {}
 
     def export(run, folder, stage):
@@ -349,11 +381,16 @@ def test_finished_runs_are_shipped_once(tmp_path, monkeypatch):
     manifest["tiny/grid-single-m2/late"]["settings"]["seed"] = 7  # another training of the same length
     train_all([tiny_run()], None, tmp_path, 0, QUIET, ship=True)
     assert len(exported) == 2
+    manifest["tiny/grid-single-m2/late"]["samples"] = 1000  # better ones are there
+    train_all([tiny_run()], None, tmp_path, 0, QUIET, ship=True)
+    assert len(exported) == 2
+    assert "not shipped, weights of 1000 samples are" in capsys.readouterr().out
 
 
 def test_a_queue_goes_on_without_the_data_of_one_run(tmp_path, capsys):
     cifar = Run(get_experiment("cifar10"), 0, tiny_run().scale)
-    train_all([cifar, tiny_run()], None, tmp_path, 0, QUIET, keep_going=True)
+    with pytest.raises(LcsError, match="cifar10 could not be trained"):
+        train_all([cifar, tiny_run()], None, tmp_path, 0, QUIET, keep_going=True)
     assert "cifar10: skipped, cifar10 needs --cifar" in capsys.readouterr().out
     assert (tmp_path / "tiny" / "grid-single-m2" / "late.safetensors").exists()
     with pytest.raises(LcsError, match="needs --cifar"):

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 
-from lcs.errors import LcsError
+from lcs.errors import DiskFull, LcsError
 
 _DTYPES = {
     "U8": np.uint8, "I64": np.int64, "I32": np.int32, "F32": np.float32, "F16": np.float16, "BOOL": np.bool_,
@@ -30,12 +31,17 @@ def atomic_write(path: Path):
             os.fsync(handle.fileno())
         temporary.chmod(0o644)  # safetensors makes files only their owner can read
         os.replace(temporary, path)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise LcsError(f"the disk is full: cannot write {path}; what was there before is unchanged") from None
-        raise LcsError(f"cannot write {path}: {error.strerror or error}") from None
+    except (OSError, SafetensorError) as error:
+        raise write_error(path, error) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_error(path: Path, error: Exception) -> LcsError:
+    """What to raise instead; safetensors wraps the system's error and leaves only its text."""
+    if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC})" in str(error):
+        return DiskFull(f"the disk is full: cannot write {path}; what was there before is unchanged")
+    return LcsError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
 
 
 def write_json(path: Path, data) -> None:

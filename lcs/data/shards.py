@@ -61,15 +61,15 @@ class DatasetSpec:
         return self.base_seed * 2**32 + index
 
 
-def parse_counts(text: str) -> tuple[int, ...]:
-    """'3' or '1-3' as object counts."""
+def parse_counts(text: str, option: str = "--count") -> tuple[int, ...]:
+    """'3' or '1-3' as whole numbers, e.g. of objects."""
     first, dash, last = text.partition("-")
     try:
         low, high = int(first), int(last) if dash else int(first)
     except ValueError:
-        raise LcsError(f"--count takes a number or a range such as 1-3, got {text!r}") from None
+        raise LcsError(f"{option} takes a number or a range such as 1-3, got {text!r}") from None
     if low > high:
-        raise LcsError(f"--count {text!r}: the range runs backwards")
+        raise LcsError(f"{option} {text!r}: the range runs backwards")
     return tuple(range(low, high + 1))
 
 

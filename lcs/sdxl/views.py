@@ -111,14 +111,15 @@ def training_views(settings: MiniSettings, out: Path, progress: bool = True) -> 
     folder = Path(out) / FOLDER
     shards = range(-(-settings.scenes // SHARD))
     paths = [folder / f"{k:05d}.safetensors" for k in shards]
-    streams = [view_scenes(count, settings.seed) for count in COUNTS]
-    with tqdm(total=settings.scenes, disable=not progress, desc="rendering", unit="img", mininterval=5) as bar:
-        for k, path in zip(shards, paths, strict=True):
-            n = min(SHARD, settings.scenes - k * SHARD)
-            scenes = [next(streams[i % len(COUNTS)]) for i in range(n)]  # also of shards that exist: cheap
-            if not path.exists():
-                _render_shard(path, scenes, settings.size, bar)
-            bar.update(k * SHARD + n - bar.n)
+    if not all(path.exists() for path in paths):
+        streams = [view_scenes(count, settings.seed) for count in COUNTS]
+        with tqdm(total=settings.scenes, disable=not progress, desc="rendering", unit="img", mininterval=5) as bar:
+            for k, path in zip(shards, paths, strict=True):
+                n = min(SHARD, settings.scenes - k * SHARD)
+                scenes = [next(streams[i % len(COUNTS)]) for i in range(n)]  # also of shards that exist
+                if not path.exists():
+                    _render_shard(path, scenes, settings.size, bar)
+                bar.update(k * SHARD + n - bar.n)
     opened = [map_safetensors(path) for path in paths]
     images = [tensors.pop("images") for tensors in opened]
     table = concatenate([SceneTable(**{name: np.array(c) for name, c in t.items()}) for t in opened])

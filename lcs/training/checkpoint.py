@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lcs.data.files import atomic_write
+from lcs.data.files import atomic_write, write_error
 from lcs.errors import LcsError
 from lcs.training.ema import posthoc_weights, reconstruct
 
@@ -119,8 +119,11 @@ def truncate_loss_log(path: Path, samples: int) -> None:
 
 
 def append_loss_log(path: Path, row: tuple) -> None:
-    with open(path, "a", newline="") as handle:
-        csv.writer(handle).writerow(row)
+    try:
+        with open(path, "a", newline="") as handle:
+            csv.writer(handle).writerow(row)
+    except OSError as error:
+        raise write_error(path, error) from None
 
 
 def read_loss_log(path: Path) -> list[tuple[float, ...]]:

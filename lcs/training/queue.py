@@ -17,7 +17,7 @@ from lcs import weights
 from lcs.data.cifar import CifarImages
 from lcs.data.files import read_json
 from lcs.data.shards import RenderedScenes, StreamedScenes
-from lcs.errors import LcsError
+from lcs.errors import DiskFull, LcsError
 from lcs.experiments import STAGED, WARM_OBJECTS, Run
 from lcs.training import checkpoint
 from lcs.training.trainer import TrainSettings, is_finished, train
@@ -72,41 +72,65 @@ def train_all(
 ) -> None:
     """Trains every run that is neither finished nor being trained elsewhere; `ship` exports what is finished.
 
-    `keep_going`: a run without data does not stop the others. `from_shipped`: a run that has no state here goes on from
-    its shipped weights instead of from the start.
+    `keep_going`: a run that fails (no data for it, a loss that is not finite) does not stop the others; it is named in
+    the error at the end. `from_shipped`: a run that has no state here goes on from its shipped weights instead of from
+    the start. What waits for another process's run is tried again after every run that was trained here.
     """
-    for run in runs:
-        folder = run_folder(out, run)
-        with claimed(folder) as mine:
-            if not mine:
-                print(f"{run.name}: another process is training it")
+    left, failed = list(runs), []
+    while left:
+        waiting, trained = [], False
+        for run in left:
+            try:
+                outcome = _attend_to(run, data, out, seed, settings, ship, cifar, from_shipped)
+            except DiskFull:
+                raise
+            except LcsError as error:
+                if not keep_going:
+                    raise
+                print(f"{run.name}: skipped, {error}")
+                failed.append(run.name)
                 continue
-            shipped = weights.find(run) if from_shipped and not (folder / checkpoint.STATE).exists() else None
-            if is_finished(folder, run):
-                print(f"{run.name}: finished")
-            elif shipped and checkpoint.load_meta(shipped)["samples"] >= run.recipe.samples:
-                print(f"{run.name}: shipped")
-            else:
-                warm = None if shipped else _warm_start(run, out, from_shipped)
-                if run.warm_start and not shipped and not warm:
-                    print(f"{run.name}: waits for {run.warm_start.name}")
-                    continue
-                try:
-                    source = open_source(run, data, cifar)
-                except LcsError as error:  # e.g. no scenes with so many objects: the other runs can go on
-                    if not keep_going:
-                        raise
-                    print(f"{run.name}: skipped, {error}")
-                    continue
-                try:
-                    train(run, source, folder, seed, settings, warm, shipped)
-                except torch.OutOfMemoryError:
-                    raise LcsError(
-                        f"{run.name}: not enough memory for {settings.micro_batch or 'all'} samples at once; give a "
-                        "smaller --micro-batch (the result stays the same)"
-                    ) from None
-            if ship and is_finished(folder, run):
-                _ship(run, folder)
+            if outcome == "trained":
+                trained = True
+            elif outcome != "done":
+                print(f"{run.name}: {outcome}")
+                waiting.append(run)
+            if trained and waiting:  # first what is needed more and was not ready before
+                waiting += left[left.index(run) + 1 :]
+                break
+        left = waiting if trained else []
+    if failed:
+        raise LcsError(f"{', '.join(failed)} could not be trained, see above; the others are finished or in work")
+
+
+def _attend_to(run: Run, data, out: Path, seed: int, settings: TrainSettings, ship: bool, cifar, from_shipped) -> str:
+    """Trains a run, or says that it is "done" or what it waits for."""
+    folder = run_folder(out, run)
+    with claimed(folder) as mine:
+        if not mine:
+            return "another process is training it"
+        resumed = (folder / checkpoint.STATE).exists()
+        shipped = weights.find(run) if from_shipped and not resumed else None
+        outcome = "done"
+        if is_finished(folder, run):
+            print(f"{run.name}: finished")
+        elif shipped and checkpoint.load_meta(shipped)["samples"] >= run.recipe.samples:
+            print(f"{run.name}: shipped")
+        else:
+            warm = None if shipped or resumed else _warm_start(run, out, from_shipped)
+            if run.warm_start and not (shipped or resumed or warm):
+                return f"waits for {run.warm_start.name}"
+            try:
+                train(run, open_source(run, data, cifar), folder, seed, settings, warm, shipped)
+            except torch.OutOfMemoryError:
+                raise LcsError(
+                    f"{run.name}: not enough memory for {settings.micro_batch or 'all'} samples at once; give a "
+                    "smaller --micro-batch (the result stays the same)"
+                ) from None
+            outcome = "trained"
+        if ship and is_finished(folder, run) and int(os.environ.get("RANK", 0)) == 0:
+            _ship(run, folder)
+    return outcome
 
 
 def _warm_start(run: Run, out: Path, from_shipped: bool) -> Path | None:
@@ -120,11 +144,16 @@ def _warm_start(run: Run, out: Path, from_shipped: bool) -> Path | None:
 def _ship(run: Run, folder: Path) -> None:
     """Exports the stages that are shipped of a run, unless they are already in the manifest with as many samples."""
     there = weights.read_manifest()
-    for stage in weights.STAGES if run.experiment.name in STAGED and run.objects == WARM_OBJECTS else ("late",):
+    for stage in (
+        reversed(weights.STAGES) if run.experiment.name in STAGED and run.objects == WARM_OBJECTS else ("late",)
+    ):
         path = folder / f"{stage}.safetensors"
         entry = there.get(weights.entry_key(run, stage), {})
-        if path.exists() and (
-            entry.get("samples") != checkpoint.load_meta(path)["samples"]
-            or entry.get("settings") != read_json(folder / "run.json")
-        ):
+        if not path.exists():
+            continue
+        samples = checkpoint.load_meta(path)["samples"]
+        if entry.get("samples", 0) > samples and stage == "late":
+            print(f"{run.name}: not shipped, weights of {entry['samples']} samples are, these have {samples}")
+            return
+        if entry.get("samples") != samples or entry.get("settings") != read_json(folder / "run.json"):
             weights.export(run, folder, stage)

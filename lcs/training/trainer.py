@@ -35,6 +35,7 @@ from lcs.training.ema import PowerEMA
 
 STAGES = {"early": 0.1, "mid": 0.4, "late": 1.0}  # fractions of training at which weights are kept
 SNAPSHOTS = 8  # per run, for post-hoc EMA
+MAX_SKIPPED = 20  # steps with infinite gradients in succession, fp16
 LOG_SAMPLES = 1_000  # samples between rows of the loss log
 
 
@@ -81,6 +82,8 @@ def train(
     main = accelerator.is_main_process
     if main:
         _check_folder(folder, run, seed, _restarts(continued))
+        for orphan in (*folder.glob(".*.tmp"), *folder.glob("*.tmp")):  # of a killed process
+            orphan.unlink(missing_ok=True)
     accelerator.wait_for_everyone()
     restarts = read_json(folder / "run.json").get("continued_at", [])
     begun = restarts[-1] if restarts else 0
@@ -183,7 +186,7 @@ class _Step:
         world = accelerator.num_processes
         if run.recipe.batch % world:
             raise LcsError(f"batch {run.recipe.batch} cannot be shared by {world} processes; use a divisor of it")
-        self.share = run.recipe.batch // world
+        self.share, self.skipped = run.recipe.batch // world, 0
         self.micro = min(settings.micro_batch or self.share, self.share)
 
     def __call__(self, first: int, rate: float) -> tuple[float, float]:
@@ -213,11 +216,12 @@ class _Step:
         return loss, error
 
     def _finite_gradients(self) -> bool:
-        """A finite loss can have infinite gradients. In fp16 that is normal: the loss scaler skips such steps."""
-        if self.accelerator.mixed_precision == "fp16":
-            return True
+        """A finite loss can have infinite gradients. In fp16 that is normal now and then: the loss scaler skips such
+        steps and halves its scale, which MAX_SKIPPED times in succession cannot cure."""
         norms = torch._foreach_norm([p.grad for p in self.network.parameters() if p.grad is not None])
-        return bool(torch.stack(norms).isfinite().all())
+        finite = bool(torch.stack(norms).isfinite().all())
+        self.skipped = 0 if finite else self.skipped + 1
+        return finite or (self.accelerator.mixed_precision == "fp16" and self.skipped <= MAX_SKIPPED)
 
     def _losses(self, batch: Batch):
         """Uncertainty-weighted loss, and the plain weighted squared error for the log."""
@@ -292,8 +296,9 @@ class _LossLog:
 
 
 def is_finished(folder: Path, run: Run) -> bool:
-    state, late = folder / checkpoint.STATE, folder / "late.safetensors"
-    return state.exists() and late.exists() and int(checkpoint.load_meta(late)["samples"]) >= run.recipe.samples
+    """The state is written last: after the late weights and the last snapshot."""
+    files = folder / checkpoint.STATE, folder / "late.safetensors"
+    return all(f.exists() and int(checkpoint.load_meta(f)["samples"]) >= run.recipe.samples for f in files)
 
 
 def run_settings(run: Run, seed: int) -> dict:
@@ -331,6 +336,8 @@ def _check_folder(folder: Path, run: Run, seed: int, restarts: list[int]) -> Non
     if not (folder / checkpoint.STATE).exists():  # nothing was kept of an earlier start
         found = {k: v for k, v in found.items() if k != "continued_at"} | began
     if not _annealing(folder, found["recipe"]):  # until then the length of a run only says when to stop
+        if _annealing(folder, found["recipe"] | {"samples": run.recipe.samples}):
+            raise LcsError(f"{folder} has seen too many samples to end at {run.recipe.samples}; give more --samples")
         found["recipe"]["samples"] = run.recipe.samples
     differs = [k for k in wanted if found.get(k) != as_json(wanted[k])]
     if differs:

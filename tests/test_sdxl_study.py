@@ -139,9 +139,12 @@ def test_paired_proportions():
     result = paired(before, after)
     assert (result.before, result.after, result.gained, result.lost) == (5, 8, 5, 2)
     assert result.difference == pytest.approx(0.15)
-    changes = np.array(after, float) - np.array(before, float)
-    half = 1.959964 * changes.std() / np.sqrt(20)
-    assert result.interval() == pytest.approx((0.15 - half, 0.15 + half))
+    # Half a pair more of each outcome: twice as many pairs, one of each outcome added, have the same shares.
+    changes = np.concatenate([np.repeat(np.array(after, float) - np.array(before, float), 2), [1, -1, 0, 0]])
+    middle, half = changes.mean(), 1.959964 * changes.std() / np.sqrt(22)
+    assert result.interval() == pytest.approx((middle - half, middle + half))
+    low, high = paired([True] * 10, [True] * 10).interval()
+    assert low < 0 < high
     assert paired([False] * 10, [True] * 10).p_value() == pytest.approx(2 / 2**10)
     with pytest.raises(LcsError, match="pairs"):
         paired([], [])

@@ -95,7 +95,7 @@ def words_over_time(
     from lcs.sdxl.pixel import word_influence_at
 
     found = []
-    for i, (when, at) in enumerate((("high noise", 0), ("middle", steps // 2), ("low noise", steps - 1))):
+    for i, (when, at) in enumerate((("high noise", 0), ("middle", (steps - 1) // 2), ("low noise", steps - 1))):
         tell(i / 3)
         words, influence, maps = word_influence_at(pipe, prompt, [place], seed, at, steps, guidance)
         found.append((when, dict(zip(words, map(float, influence[:, 0]), strict=True)), maps))

@@ -1,5 +1,5 @@
 """The paper's SDXL study on any `StableDiffusionXLPipeline`, and the small one this project trains to run it on.
 
-captions -> tokenizer -> build -> autoencoder -> training -> package   make and ship mini-sdxl
-hooks -> pixel, features, attention, regions, judge -> study           look inside an SDXL-class model
+captions -> tokenizer -> build -> views -> autoencoder -> training -> package   make and ship mini-sdxl
+hooks -> pixel, features, regions, judge, composition -> study                 look inside an SDXL-class model
 """

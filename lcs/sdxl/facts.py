@@ -1,4 +1,4 @@
-"""What is known of SDXL base: its U-Net's configuration, and the paper's prompts.
+"""What is known of SDXL base: its U-Net's configuration.
 
 The configuration is that of `stabilityai/stable-diffusion-xl-base-1.0` (unet/config.json). On the meta device it
 shows, without weights, that every layer the study names exists: 70 transformer blocks, 24 on the way down, 10 in

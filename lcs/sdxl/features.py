@@ -55,6 +55,7 @@ class FeatureStudy:
     attention_steps: tuple[int, ...]  # from 0
     latent: np.ndarray  # [P, P]
     pixel: np.ndarray  # [P, P]
+    maps: list[np.ndarray]  # per attention layer [P, n, n]: the concepts' own maps at high noise
     composed: dict[str, np.ndarray]  # "red+cube: red" -> [P, A]: composed map against every concept's own, high noise
     samples: np.ndarray  # uint8 [P, H, W, 3]: the first seed of each concept
 
@@ -156,6 +157,11 @@ def _means(
     return {"hidden": hidden, "attention": total["attention"], "sample": first, **total["output"]}
 
 
+def _square(attention: np.ndarray) -> np.ndarray:  # [N] -> [n, n]
+    side = round(len(attention) ** 0.5)
+    return attention.reshape(side, -1)
+
+
 def run_feature_study(
     pipe: Pipe,
     subject: Subject,
@@ -166,7 +172,8 @@ def run_feature_study(
     batch: int = 8,
     progress: bool = False,
 ) -> FeatureStudy:
-    """Memory: one prompt's reduced hidden states are kept as fp16 until the end, 42 MB per prompt for SDXL base."""
+    """Memory: one prompt's reduced hidden states are kept as fp16 until the end, 42 MB per prompt for SDXL base,
+    1.1 GB for its 25."""
     steps = steps or subject.feature_steps
     at = tuple(dict.fromkeys((0, steps // 2 - 1 if steps > 2 else 0, steps - 1)))
     blocks = tuple(transformer_blocks(pipe.unet))
@@ -177,13 +184,17 @@ def run_feature_study(
     def run(prompt: str, tokens: list[int], whole: bool) -> dict:
         return _means(pipe, prompt, tokens, seeds, at, steps, subject.guidance, size, whole, batch)
 
+    # All tokens first: a word that is not one token of this model must not cost an hour.
+    own = [token_index(tokenizer, c.prompt, c.token) for c in subject.concepts]
+    inside = [[token_index(tokenizer, c.prompt, subject.concept(name).token) for name in c.concepts]
+              for c in compositions]  # fmt: skip
     jobs = 1 + len(subject.concepts) + len(compositions)
     bar = tqdm(total=jobs, disable=not progress, desc="feature space", unit="prompt")
     empty = run("", [token_index(tokenizer, "", None)], True)
     bar.update()
     found = []
-    for concept in subject.concepts:
-        found.append(run(concept.prompt, [token_index(tokenizer, concept.prompt, concept.token)], True))
+    for concept, token in zip(subject.concepts, own, strict=True):
+        found.append(run(concept.prompt, [token], True))
         bar.update()
 
     def differences(get: Callable[[dict], Tensor | np.ndarray]) -> np.ndarray:
@@ -194,19 +205,19 @@ def run_feature_study(
     maps = {a: differences(lambda f, a=a: f["attention"][a][..., 0]).reshape(len(found), len(at), -1) for a in attns}
     attention = np.stack([[cosine_matrix(maps[a][:, t]) for a in attns] for t in range(len(at))])
     composed: dict[str, np.ndarray] = {}
-    for composition in compositions:
+    for composition, tokens in zip(compositions, inside, strict=True):
         members = [subject.concept(name) for name in composition.concepts]
-        tokens = [token_index(tokenizer, composition.prompt, m.token) for m in members]
         result = run(composition.prompt, tokens, False)
         bar.update()
         for k, member in enumerate(members):
             columns = []
             for a in attns:
-                own = (result["attention"][a][0, :, k] - empty["attention"][a][0, :, 0]).numpy().ravel()
-                columns.append(cosine_matrix(np.concatenate([own[None], maps[a][:, 0]]))[0, 1:])
+                here = (result["attention"][a][0, :, k] - empty["attention"][a][0, :, 0]).numpy().ravel()
+                columns.append(cosine_matrix(np.concatenate([here[None], maps[a][:, 0]]))[0, 1:])
             composed[f"{composition.name}: {member.name}"] = np.stack(columns, 1)  # [P, A]
     bar.close()
+    squares = [np.stack([_square(f["attention"][a][0, :, 0].numpy()) for f in found]) for a in attns]
     return FeatureStudy(
         subject.concepts, blocks, hidden, attention, at, cosine_matrix(differences(lambda f: f["latent"])),
-        cosine_matrix(differences(lambda f: f["pixel"])), composed, np.stack([f["sample"] for f in found]),
+        cosine_matrix(differences(lambda f: f["pixel"])), squares, composed, np.stack([f["sample"] for f in found]),
     )  # fmt: skip

@@ -184,6 +184,22 @@ def figure_all_concepts(study: FeatureStudy) -> Figure:
     return figure
 
 
+def figure_attention_maps(study: FeatureStudy, subject: Subject, columns: int = 12) -> Figure:
+    """The cross-attention map of each shown concept's token, early in sampling: rows are concepts, columns layers."""
+    layers = np.linspace(0, len(study.blocks) - 1, min(columns, len(study.blocks))).round().astype(int)
+    names = [c.name for c in study.concepts]
+    figure = _figure(1.0 * len(layers) + 0.6, 1.05 * len(subject.shown) + 0.4)
+    grid = figure.subplots(len(subject.shown), len(layers), squeeze=False)
+    for row, name in zip(grid, subject.shown, strict=True):
+        row[0].set_ylabel(name, fontsize=8)
+        for axes, layer in zip(row, layers, strict=True):
+            axes.imshow(study.maps[layer][names.index(name)], cmap="magma", vmin=0)
+            _bare(axes)
+    for axes, layer in zip(grid[0], layers, strict=True):
+        axes.set_title(short_name(study.blocks[layer]), fontsize=8)
+    return figure
+
+
 def figure_attention(study: FeatureStudy, subject: Subject, columns: int = 12) -> Figure:
     """v1 Fig 13: cosines of the concepts' attention maps, every cross-attention layer, at three noise levels."""
     layers = len(study.blocks)

@@ -64,7 +64,7 @@ class Capture:
     records: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, name: str, value: Tensor) -> None:
-        value = value.detach().to("cpu", torch.float32)
+        value = value.detach().to("cpu", torch.float32).clone()  # a view would keep the whole batch alive
         self.bytes += value.numel() * value.element_size()
         if self.bytes > self.limit_bytes:
             raise LcsError(
@@ -80,9 +80,7 @@ class Capture:
 
 
 @contextmanager
-def _hooked(
-    unet: nn.Module, hooks: dict[str, tuple[str, Callable]], limit_bytes: int, unused_ok: bool = False
-) -> Iterator[Capture]:
+def _hooked(unet: nn.Module, hooks: dict[str, tuple[str, Callable]], limit_bytes: int) -> Iterator[Capture]:
     """Registers hooks {key: (module name, make(capture) -> hook)}; `key`s must all have recorded something."""
     capture, fired, handles = Capture(limit_bytes), set(), []
     try:
@@ -97,7 +95,7 @@ def _hooked(
         for handle in handles:
             handle.remove()
     silent = [key for key in hooks if key not in fired]
-    if silent and not unused_ok:
+    if silent:
         raise LcsError(
             f"{len(silent)} of {len(hooks)} hooks never fired, the first at {silent[0]}; nothing was recorded"
         )

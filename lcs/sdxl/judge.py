@@ -142,9 +142,11 @@ class Paired:
         return (self.gained - self.lost) / self.n
 
     def interval(self, z: float = 1.959964) -> tuple[float, float]:
-        """95% interval of the difference of paired proportions: d +- z sqrt(g + l - (g - l)^2 / n) / n."""
-        half = z * max(self.gained + self.lost - (self.gained - self.lost) ** 2 / self.n, 0.0) ** 0.5 / self.n
-        return self.difference - half, self.difference + half
+        """95% interval of the difference of paired proportions (Agresti and Min 2005): half a pair is added to each of
+        the four outcomes, then d +- z sqrt(g + l - (g - l)^2 / n) / n. Not a point even if no pair differs."""
+        g, l, n = self.gained + 0.5, self.lost + 0.5, self.n + 2  # noqa: E741
+        half = z * (g + l - (g - l) ** 2 / n) ** 0.5 / n
+        return (g - l) / n - half, (g - l) / n + half
 
     def p_value(self) -> float:
         """Exact McNemar test: are gains and losses equally likely?"""

@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+import httpx2
 import torch
 from diffusers import StableDiffusionXLPipeline
 from huggingface_hub.errors import GatedRepoError
@@ -68,7 +69,8 @@ def _card(settings: MiniSettings, samples: int, measured: dict) -> str:
         "---", "license: apache-2.0", "library_name: diffusers", "pipeline_tag: text-to-image", "---", "",
         "# mini-sdxl", "",
         f"A `StableDiffusionXLPipeline` at {settings.size}x{settings.size} pixels, trained by this project on "
-        f"captioned renders of CLEVR scenes with one or two objects ({samples:,} samples, one CPU core). It exists so "
+        f"captioned renders of CLEVR scenes with one or two objects, of which it sees the middle half, twice as large "
+        f"({samples:,} samples, one CPU core). It exists so "
         "that the SDXL study can run anywhere; it draws nothing but such scenes.", "",
         "```python", "from diffusers import StableDiffusionXLPipeline",
         'pipe = StableDiffusionXLPipeline.from_pretrained("weights/mini-sdxl")',
@@ -133,13 +135,16 @@ def load_pipeline(
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise LcsError(f"{model_id} is not a Stable Diffusion XL pipeline that can be loaded: {first}") from None
-    except torch.OutOfMemoryError:
-        raise LcsError(f"{model_id} does not fit on {place}; try --offload, or a smaller model") from None
     pipe.set_progress_bar_config(disable=True)
-    if offload:
-        pipe.enable_model_cpu_offload()
-        return pipe
-    return pipe.to(place)
+    for part in (pipe.unet, pipe.vae, pipe.text_encoder, pipe.text_encoder_2):
+        part.requires_grad_(False)  # gradients with respect to latents need none of the weights'
+    try:
+        if offload:
+            pipe.enable_model_cpu_offload()
+            return pipe
+        return pipe.to(place)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise LcsError(f"{model_id} does not fit on {place}; try --offload, or a smaller model") from None
 
 
 def _folder(model_id: str, root: Path) -> Path | None:
@@ -164,7 +169,7 @@ def _download(model_id: str) -> Path:
             return Path(StableDiffusionXLPipeline.download(model_id, variant="fp16", use_safetensors=True))
         except ValueError:  # no fp16 files
             return Path(StableDiffusionXLPipeline.download(model_id, use_safetensors=True))
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:
         if _is_gated(error):
             raise LcsError(
                 f"cannot load {model_id}: it is gated; accept its conditions on its page on the Hub, "

@@ -168,7 +168,9 @@ def run_pixel_study(
         raise LcsError(f"{prompt!r} has no words to remove")
     cond = encode(pipe, [prompt], size)
     ablated = encode(pipe, [without(prompt, w) for w in words], size)
-    probed = (0, steps // 2, steps - 1)
+    if steps < 3:
+        raise LcsError(f"{steps} steps are too few: a first, a middle and a last one are needed")
+    probed = (0, (steps - 1) // 2, steps - 1)
     measured = sorted({*range(0, steps, every), *probed})
     side = initial_noise(pipe, [0], size).shape[-1]
     cells = tuple(cell_of(location, side) for location in locations)
@@ -187,7 +189,7 @@ def run_pixel_study(
                 return
             s = measured.index(step.index)
             sigmas[s] = step.sigma
-            now = influence_maps(pipe, step.x, step.timestep, step.sigma, cond, ablated, 8 * batch)
+            now = influence_maps(pipe, step.x, step.timestep, step.sigma, cond, ablated, 8 * batch if batch > 1 else 2)
             now = now.numpy()  # [B, K, h, w]
             influence[rows, s] = np.stack([now[:, :, r, c] for r, c in cells], -1)
             if step.index in probed:

@@ -28,10 +28,15 @@ from diffusers.models.attention_processor import AttnProcessor2_0
 from torch import Tensor
 
 from lcs.errors import LcsError
-from lcs.sdxl.sampling import Conditioning, Pipe, encode, initial_noise
+from lcs.sdxl.captions import LEFT, RIGHT
+from lcs.sdxl.concepts import MINI
+from lcs.sdxl.sampling import Conditioning, Pipe, encode, image_size, initial_noise
 from lcs.sdxl.words import token_span
 
-CENTRES = {"left": 1 / 6, "middle": 1 / 2, "right": 5 / 6}  # of the regions named in a prompt, fractions of the width
+# Centres of the places named in a prompt, as fractions of the width; regions meet halfway between them. In mini-sdxl's
+# captions the words change at LEFT and RIGHT, so its regions do; elsewhere the image has three equal parts.
+THIRDS = {"left": 1 / 6, "middle": 1 / 2, "right": 5 / 6}
+OURS = {"left": 2 * LEFT - 0.5, "middle": 0.5, "right": 2 * RIGHT - 0.5}
 MODES = ("separate", "mask")
 
 
@@ -42,17 +47,17 @@ class Region:
     end: float
 
 
-def regions_from_prompt(prompt: str) -> list[Region]:
+def regions_from_prompt(prompt: str, centres: dict[str, float] = THIRDS) -> list[Region]:
     """Phrases with 'left', 'middle' or 'right' in them, each with the columns nearest to its place.
 
     Phrases end at 'and', a comma or the end. Words outside them (a style, a beginning) belong to every region.
     """
     found = []
     for piece in re.split(r",\s*(?:and\s+)?|\s+and\s+", prompt):
-        match = re.match(rf"(.*?\b(?:{'|'.join(CENTRES)})\b)", piece.strip())
+        match = re.match(rf"(.*?\b(?:{'|'.join(centres)})\b)", piece.strip())
         if match:
             place = match.group(1).rsplit(maxsplit=1)[-1]
-            found.append((CENTRES[place], match.group(1)))
+            found.append((centres[place], match.group(1)))
     if len(found) < 2 or len({centre for centre, _ in found}) < len(found):
         raise LcsError(
             f"{prompt!r} does not place at least two things at different places; "
@@ -141,7 +146,8 @@ def plan_regions(
     """Regions by default from the prompt's own left, middle and right."""
     if mode not in MODES:
         raise LcsError(f"unknown mode {mode!r}; choose from {', '.join(MODES)}")
-    regions = regions_from_prompt(prompt) if regions is None else list(regions)
+    if regions is None:
+        regions = regions_from_prompt(prompt, OURS if image_size(pipe) <= MINI.size else THIRDS)
     side = initial_noise(pipe, [0], size).shape[-1]
     whole = encode(pipe, [prompt], size)
     tokens = whole.states.shape[1]

@@ -105,7 +105,7 @@ def output(pipe: Pipe, x: Tensor, timestep: Tensor, sigma: float, cond: Conditio
 
 
 def x0_of(pipe: Pipe, x: Tensor, sigma: float, out: Tensor) -> Tensor:
-    kind = pipe.scheduler.config.prediction_type
+    kind, x, out = pipe.scheduler.config.prediction_type, x.float(), out.float()  # fp16 would round small differences
     if kind == "epsilon":
         return x - sigma * out
     if kind == "v_prediction":

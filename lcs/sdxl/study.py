@@ -45,7 +45,7 @@ class Effort:
 
 EFFORTS = {
     "quick": Effort(2, 5, 2, 6, 32, 4, 12, False),
-    "standard": Effort(6, 2, 6, 15, 100, 10, 20, True),
+    "standard": Effort(10, 1, 10, 15, 100, 10, 20, True),  # the paper's 10 seeds, every step
     "full": Effort(10, 1, 10, 15, 200, 24, 25, True),
 }
 
@@ -58,11 +58,12 @@ def run_study(
     progress: bool = True,
     pipe: Pipe | None = None,
     subject: Subject | None = None,
+    seed: int = 0,
 ) -> dict:
     """{"figures": {name: [png, pdf]}, "tables": {name: rows}, "numbers": {name: value}}.
 
     Without `out` the figures are returned as matplotlib figures and nothing is written; with it they are files,
-    beside numbers.json and tables.json.
+    beside sdxl-numbers.json and sdxl-tables.json. Seeds count from `seed`.
     """
     if effort not in EFFORTS:
         raise LcsError(f"unknown effort {effort!r}; choose from {', '.join(EFFORTS)}")
@@ -70,9 +71,9 @@ def run_study(
     pipe = load_pipeline(model_id, offload=offload) if pipe is None else pipe
     subject = subject_of(model_id) if subject is None else subject
     try:
-        drawn, tables, numbers = _everything(pipe, subject, level, progress)
-    except torch.OutOfMemoryError:
-        raise LcsError(f"{model_id} ran out of GPU memory; try --offload or --effort quick") from None
+        drawn, tables, numbers = _everything(pipe, subject, level, progress, seed)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise LcsError(f"{model_id} ran out of memory; try --offload or --effort quick") from None
     numbers |= {"model": model_id, "effort": effort}
     if out is None:
         return {"figures": drawn, "tables": tables, "numbers": numbers}
@@ -82,14 +83,20 @@ def run_study(
     return {"figures": files, "tables": tables, "numbers": numbers}
 
 
-def _everything(pipe: Pipe, subject: Subject, level: Effort, progress: bool) -> tuple[dict, dict, dict]:
+def _everything(pipe: Pipe, subject: Subject, level: Effort, progress: bool, seed: int = 0) -> tuple[dict, dict, dict]:
     batch = 8 if subject.size <= 128 else 1  # images at once: one, with guidance, is what SDXL leaves room for
     pixel = run_pixel_study(
-        pipe, subject.pixel_prompt, subject.locations, range(level.pixel_seeds), subject.steps, subject.guidance,
-        subject.size, level.pixel_every, batch, progress,
+        pipe, subject.pixel_prompt, subject.locations, range(seed, seed + level.pixel_seeds), subject.steps,
+        subject.guidance, subject.size, level.pixel_every, batch, progress,
     )  # fmt: skip
     feature = run_feature_study(
-        pipe, subject, range(level.feature_seeds), level.feature_steps, subject.size, batch=batch, progress=progress
+        pipe,
+        subject,
+        range(seed, seed + level.feature_seeds),
+        level.feature_steps,
+        subject.size,
+        batch=batch,
+        progress=progress,
     )
     drawn = {
         "gradients": figures.figure_gradients(pixel),
@@ -98,28 +105,32 @@ def _everything(pipe: Pipe, subject: Subject, level: Effort, progress: bool) -> 
         "disentanglement": figures.figure_disentanglement(feature, subject),
         "concepts": figures.figure_all_concepts(feature),
         "concept-samples": figures.figure_concept_samples(feature),
+        "attention-maps": figures.figure_attention_maps(feature, subject),
         "attention": figures.figure_attention(feature, subject),
         "composed-attention": figures.figure_composed_attention(feature),
     }
     tables = {"spaces": feature.table(), "composed-attention": composed_rows(feature), "locality": pixel_rows(pixel)}
     numbers = pixel_numbers(pixel) | feature_numbers(feature)
-    drawn["compositions"] = _drawn_compositions(pipe, subject, feature, level)
+    drawn["compositions"] = _drawn_compositions(pipe, subject, feature, level, seed, progress)
     if subject is MINI:
-        more = _judged(pipe, feature, level, progress)
+        more = _judged(pipe, feature, level, progress, seed)
         return drawn | more[0], tables | more[1], numbers | more[2]
     return drawn, tables, numbers
 
 
-def _drawn_compositions(pipe: Pipe, subject: Subject, feature: FeatureStudy, level: Effort, seeds: int = 3):
+def _drawn_compositions(
+    pipe: Pipe, subject: Subject, feature: FeatureStudy, level: Effort, seed: int, progress: bool, seeds: int = 3
+):
     prompts = [c.prompt for c in subject.compositions for _ in range(seeds)]
     batch = 32 if subject.size <= 128 else 1
-    numbers = list(range(seeds)) * len(subject.compositions)
-    images = generate_many(pipe, prompts, numbers, level.steps, subject.guidance, batch=batch)
+    numbers = list(range(seed, seed + seeds)) * len(subject.compositions)
+    with tqdm(total=len(prompts), disable=not progress, desc="compositions", unit="img") as bar:
+        images = generate_many(pipe, prompts, numbers, level.steps, subject.guidance, batch=batch, done=bar.update)
     grid = images.reshape(len(subject.compositions), seeds, *images.shape[1:])
     return figures.figure_compositions(subject.compositions, grid, feature)
 
 
-def _judged(pipe: Pipe, feature: FeatureStudy, level: Effort, progress: bool) -> tuple[dict, dict, dict]:
+def _judged(pipe: Pipe, feature: FeatureStudy, level: Effort, progress: bool, seed: int) -> tuple[dict, dict, dict]:
     """What needs the counter: obedience, relation of success to disentanglement, the intervention."""
     from lcs.counter.detector import load_counter
 
@@ -128,16 +139,28 @@ def _judged(pipe: Pipe, feature: FeatureStudy, level: Effort, progress: bool) ->
     total = 2 * n + pairs * level.pair_seeds + 2 * n + (3 * n if level.three else 0)
     guidance = MINI.guidance
     with tqdm(total=total, disable=not progress, desc="judged images", unit="img") as bar:
-        obey = [measure_obedience(pipe, counter, k, n, level.steps, guidance, done=bar.update) for k in (1, 2)]
-        relation = relate(pipe, counter, feature, range(level.pair_seeds), level.steps, guidance, bar.update)
+        obey = [measure_obedience(pipe, counter, k, n, level.steps, guidance, seed, done=bar.update) for k in (1, 2)]
+        relation = relate(
+            pipe, counter, feature, range(seed, seed + level.pair_seeds), level.steps, guidance, bar.update
+        )
         changed = [
             measure_intervention(
-                pipe, counter, 2, n, steps=level.steps, guidance=guidance, plain_images=obey[1].images, done=bar.update
+                pipe,
+                counter,
+                2,
+                n,
+                steps=level.steps,
+                guidance=guidance,
+                seed=seed,
+                plain_images=obey[1].images,
+                done=bar.update,
             )
         ]
         if level.three:
             changed.append(
-                measure_intervention(pipe, counter, 3, n, steps=level.steps, guidance=guidance, done=bar.update)
+                measure_intervention(
+                    pipe, counter, 3, n, steps=level.steps, guidance=guidance, seed=seed, done=bar.update
+                )
             )
     drawn = {
         "samples": figures.figure_samples(obey),

@@ -20,7 +20,7 @@ from lcs.sdxl.build import MiniSettings, build_scheduler
 from lcs.sdxl.package import check_files, export_mini, load_pipeline
 from lcs.sdxl.sampling import decode, encode, initial_noise, sample
 from lcs.sdxl.tokenizer import build_tokenizer
-from lcs.sdxl.training import learning_rate, noised, train_mini
+from lcs.sdxl.training import learning_rate, noised, timesteps, train_mini
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +157,16 @@ def test_noise_and_target_determine_the_image():
         a, s = alphas[t[i]] ** 0.5, (1 - alphas[t[i]]) ** 0.5
         assert torch.allclose(a * x_t[i] - s * v[i], x[i], atol=1e-5)
         assert torch.allclose(s * x_t[i] + a * v[i], eps[i], atol=1e-5)
+
+
+def test_a_share_of_the_timesteps_is_at_high_noise():
+    u = (np.arange(100_000) + 0.5) / 100_000
+    assert (timesteps(u, 1000, 0.0) == (u * 1000).astype(int)).all()
+    t = timesteps(u, 1000, 0.5)
+    assert (t.min(), t.max()) == (0, 999)
+    assert (t >= 600).mean() == pytest.approx(0.5 + 0.5 * 0.4, abs=1e-4)
+    assert t[t >= 600].mean() == pytest.approx(799.5, abs=0.1)  # even within either part
+    assert t[t < 600].mean() == pytest.approx(299.5, abs=0.1)
 
 
 def test_learning_rate_rises_stays_and_falls_to_zero():

@@ -48,6 +48,7 @@ class MiniSettings:
     batch: int = 32
     lr: float = 1.2e-3
     warmup: int = 2_000  # samples
+    high_noise: float = 0.5  # share of the samples drawn from high noise only, see `training.timesteps`
     decay: float = 0.35  # share of the samples, at the end, over which the rate falls to zero
     ema_std: float = 0.05  # relative width of the weights' average
     seed: int = 0

@@ -38,6 +38,7 @@ from lcs.training.ema import PowerEMA
 ZEROED = 0.07  # share of samples with zero embeddings: SDXL's unconditional branch
 EMPTY = 0.04  # share with the empty caption
 LOG_EVERY = 50  # steps
+HIGH = 0.6  # timesteps from this share on are high noise: sigma above 2.3
 
 
 def learning_rate(settings: MiniSettings, samples: int) -> float:
@@ -60,6 +61,16 @@ def noised(x: Tensor, t: Tensor, eps: Tensor, alphas_cumprod: Tensor) -> tuple[T
     a = alphas_cumprod[t].sqrt().view(-1, 1, 1, 1)
     s = (1 - alphas_cumprod[t]).sqrt().view(-1, 1, 1, 1)
     return a * x + s * eps, a * eps - s * x
+
+
+def timesteps(u: np.ndarray, steps: int, high_noise: float) -> np.ndarray:
+    """int64 timesteps from uniform u in [0, 1): uniform, but a share `high_noise` of them from HIGH * steps on.
+
+    What the prompt decides (where objects stand, which shapes) is decided at high noise, where the image tells nothing.
+    """
+    below = (1 - high_noise) * HIGH  # share of timesteps below HIGH
+    share = np.where(u < below, u / below * HIGH, HIGH + (u - below) / (1 - below) * (1 - HIGH))
+    return (share * steps).astype(np.int64)
 
 
 class MiniTrainer:
@@ -90,7 +101,7 @@ class MiniTrainer:
             captions, padding="max_length", max_length=s.max_tokens, truncation=True, return_tensors="pt"
         ).input_ids
         strata = (rng.permutation(s.batch) + rng.random(s.batch)) / s.batch  # one draw in each of B slices
-        t = torch.from_numpy((strata * len(self.alphas_cumprod)).astype(np.int64))
+        t = torch.from_numpy(timesteps(strata, len(self.alphas_cumprod), s.high_noise))
         eps = torch.randn(x.shape, generator=torch.Generator().manual_seed(int(rng.integers(2**31))))
         x_t, v = noised(x, t, eps, self.alphas_cumprod)
         return x_t.contiguous(memory_format=torch.channels_last), t, v, ids, torch.from_numpy(keep)

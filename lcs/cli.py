@@ -114,7 +114,7 @@ def evaluate(
     scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
     samples: Annotated[int, typer.Option(help="Images per K.")] = 32,
     k: Annotated[str | None, typer.Option(help="Only these K: a number or a range such as 0-6.")] = None,
-    steps: Annotated[int, typer.Option(help="Sampling steps.")] = 24,
+    steps: Annotated[int, typer.Option(help="Sampling steps.")] = 20,
     solver: Annotated[str, typer.Option(help="dpmpp_2m, or the paper's heun (2 network calls a step).")] = "dpmpp_2m",
     seed: Annotated[int, typer.Option(help="Image i of every K starts from noise seed + i.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",

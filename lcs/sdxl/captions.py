@@ -118,7 +118,7 @@ def things_of(table: SceneTable, row: int) -> list[Thing]:
 def random_caption(things: list[Thing], style: str, rng: np.random.Generator) -> str:
     """A caption true of the scene that is not held out: attributes are left out at random.
 
-    Two objects in the same third of the image are never both placed by words ("on the left and ... on the left"
+    Two objects at the same place (left, middle or right) are never both placed by words ("on the left and ... on the left"
     would be true but no help); their order in the caption still is from left to right.
     """
     for _ in range(20):
@@ -142,7 +142,7 @@ def random_caption(things: list[Thing], style: str, rng: np.random.Generator) ->
 def evaluation_prompts(objects: int, n: int, seed: int = 0) -> list[tuple[str, list[Thing]]]:
     """`n` distinct held-out prompts without style, each with what it asks for; colour and shape are always named.
 
-    Attributes are drawn as in training, and several objects stand in different thirds of the image. Because prompts
+    Attributes are drawn as in training, and several objects stand at different places. Because prompts
     are distinct and those with one object are few, small ones are more frequent among those.
     """
     rng = np.random.default_rng([seed, objects, 77])

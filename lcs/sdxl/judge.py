@@ -30,7 +30,7 @@ class Verdict:
     shapes: bool  # shapes alone
     strict: bool  # right, nothing else, and in the order of the prompt
     count: bool  # as many objects as asked
-    placed: bool  # right, and each in the asked third of the image
+    placed: bool  # right, and each at the asked place
 
 
 def judge(asked: Sequence[Thing], seen: Detections) -> Verdict:

@@ -118,7 +118,7 @@ def things_of(table: SceneTable, row: int) -> list[Thing]:
 def random_caption(things: list[Thing], style: str, rng: np.random.Generator) -> str:
     """A caption true of the scene that is not held out: attributes are left out at random.
 
-    Two objects at the same place (left, middle or right) are never both placed by words ("on the left and ... on the left"
+    Two objects at the same place are never both placed by words ("on the left and ... on the left"
     would be true but no help); their order in the caption still is from left to right.
     """
     for _ in range(20):

@@ -10,7 +10,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,18 +18,20 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
+from tqdm import tqdm
 
 from artifact.steps import Checkpoint, Effort, Output
 from lcs import weights
 from lcs.conditioning import get_conditioner
 from lcs.counter.detector import MANIFEST_KEY, load_counter
 from lcs.data.files import atomic_write, read_json, write_json
-from lcs.evaluation import evaluate_run, to_markdown
+from lcs.evaluation import KRow, evaluate_run, summarise, to_markdown
 from lcs.sdxl.package import MINI_ID
 
 LCS = Path(weights.__file__).parent
 COUNT_SOURCES = ("evaluation.py", "experiments.py", "sampling.py", "conditioning.py", "diffusion/samplers.py",
                  "model/*.py", "training/batches.py", "counter/detector.py", "counter/matching.py")  # fmt: skip
+Say = Callable[[str], None] | None
 SHOWN = 8  # images per K that are kept beside the counts
 
 
@@ -69,10 +71,14 @@ def content_hash(data) -> str:
 
 
 class Context:
-    """Handed to a step's `make`. Everything it saves goes into its own folder and its `Output`."""
+    """Handed to a step's `make`. Everything it saves goes into its own folder and its `Output`.
 
-    def __init__(self, settings: Settings, folder: Path, checkpoints: list[Checkpoint], say=lambda text: None):
-        self.settings, self.effort, self.folder, self.say = settings, settings.effort, folder, say
+    say: where it tells what it is doing; without it the step is silent, progress bars included.
+    """
+
+    def __init__(self, settings: Settings, folder: Path, checkpoints: list[Checkpoint], say: Say = None):
+        self.settings, self.effort, self.folder = settings, settings.effort, folder
+        self.say, self.progress = say or (lambda text: None), say is not None
         self.output, self.sampled = Output(), {}
         self.checkpoints = [c for c in checkpoints if settings.root_of(c) is not None]  # those that are there
         self.output.missing = [c.key for c in checkpoints if c not in self.checkpoints]
@@ -83,9 +89,15 @@ class Context:
         root = self.settings.root_of(checkpoint)
         return weights.load(checkpoint.run, checkpoint.stage, root).to(self.settings.device)
 
-    def counted(self, checkpoint: Checkpoint) -> bool:
-        """Whether the counted samples are there already."""
-        return (self._store(checkpoint)[0] / "result.json").exists()
+    def uncounted(self, checkpoint: Checkpoint) -> list[int]:
+        """The K of a checkpoint whose samples are not there yet."""
+        store, ks, _ = self._store(checkpoint)
+        return [k for k in ks if not _row_file(store, k).exists()]
+
+    def seconds_of_k(self, checkpoint: Checkpoint) -> float:
+        """About how many seconds the samples of one K take on one core."""
+        per_call = 0.2 if checkpoint.run.experiment.local else 0.012
+        return self._store(checkpoint)[2] * self.effort.steps * per_call
 
     def _store(self, checkpoint: Checkpoint) -> tuple[Path, list[int], int]:
         """Folder of the counted samples of a checkpoint, the K and the samples per K."""
@@ -99,29 +111,31 @@ class Context:
         )  # fmt: skip
         return self.settings.out / "counts" / f"{run.name}-{checkpoint.stage}-{key}", ks, samples
 
-    def counts(self, checkpoint: Checkpoint, progress: bool = True) -> dict:
-        """`RunResult.to_json()`, and under "pictures" the first images of every K: uint8 [n, H, W, 3] by K."""
+    def count(self, checkpoint: Checkpoint, k: int, model: nn.Module | None = None) -> None:
+        """Draws the samples of one K and stores what was counted and the first pictures."""
         run, effort = checkpoint.run, self.effort
+        store, _, samples = self._store(checkpoint)
+        part = evaluate_run(
+            run, model or self.model(checkpoint), [k], samples, effort.steps, effort.solver, self.settings.seed,
+            progress=False, counter=load_counter(),
+            on_images=lambda k, images, _: save_png(_pictures_file(store, k), np.concatenate(images[:SHOWN], axis=1)),
+        )  # fmt: skip
+        write_json(_row_file(store, k), part.to_json())  # last: its presence means all is there
+
+    def counts(self, checkpoint: Checkpoint) -> dict:
+        """`RunResult.to_json()`, and under "pictures" the first images of every K: uint8 [n, H, W, 3] by K."""
         store, ks, samples = self._store(checkpoint)
-        if not (store / "result.json").exists():
-            self.say(f"{run.name} ({checkpoint.stage}): {samples} samples for each of {len(ks)} K")
-            pictures: dict[int, np.ndarray] = {}
-            result = evaluate_run(
-                run, self.model(checkpoint), ks, samples, effort.steps, effort.solver, self.settings.seed, progress,
-                counter=load_counter(), on_images=lambda k, images, _: pictures.update({k: images[:SHOWN]}),
-            )  # fmt: skip
-            for k, images in pictures.items():
-                save_png(store / f"k{k:02d}.png", np.concatenate(list(images), axis=1))
-            write_json(store / "result.json", result.to_json())  # last: its presence means all is there
-        result = read_json(store / "result.json")
-        self.sampled[store] = result["seconds"]
+        if left := self.uncounted(checkpoint):
+            self.say(f"{checkpoint.run.name} ({checkpoint.stage}): {samples} samples for each of {len(left)} K")
+            model = self.model(checkpoint)
+            for k in tqdm(left, unit="K", disable=not self.progress, desc=checkpoint.run.name):
+                self.count(checkpoint, k, model)
+        parts = [read_json(_row_file(store, k)) for k in ks]
+        rows = [KRow(**row) for part in parts for row in part["rows"]]
+        self.sampled[store] = seconds = sum(part["seconds"] for part in parts)
         self.output.sampling = round(sum(self.sampled.values()), 1)
-        size = run.scale.resolution
-        result["pictures"] = {
-            k: np.stack(np.split(np.asarray(Image.open(store / f"k{k:02d}.png").convert("RGB")), shown, axis=1))
-            for k in ks
-            if (shown := Image.open(store / f"k{k:02d}.png").width // size)
-        }
+        result = summarise(checkpoint.run, rows, parts[0]["extras_allowed"], parts[0]["settings"], seconds).to_json()
+        result["pictures"] = {k: _read_pictures(_pictures_file(store, k), checkpoint.run.scale.resolution) for k in ks}
         return result
 
     # ---- saving ----
@@ -143,6 +157,20 @@ class Context:
             with atomic_write(self.folder / f"{name}.{suffix}") as path:
                 path.write_text(content)
         self.output.tables.append({"file": f"{name}.md", "caption": caption})
+
+
+def _row_file(store: Path, k: int) -> Path:
+    return store / f"k{k:02d}.json"
+
+
+def _pictures_file(store: Path, k: int) -> Path:
+    return store / f"k{k:02d}.png"
+
+
+def _read_pictures(file: Path, size: int) -> np.ndarray:
+    """uint8 [n, size, size, 3] from n pictures side by side."""
+    row = np.asarray(Image.open(file).convert("RGB"))
+    return np.stack(np.split(row, row.shape[1] // size, axis=1))
 
 
 def save_png(path: Path, image: np.ndarray) -> None:

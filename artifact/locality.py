@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from matplotlib.figure import Figure
+from safetensors.numpy import load_file, save_file
 from scipy.stats import pearsonr, spearmanr
 
-from artifact.context import Context
+from artifact.context import Context, code_hash, content_hash
 from artifact.plots import COLORS, GRAY, new_figure, outline_square
 from artifact.steps import Checkpoint, Step
 from artifact.tables import summary
+from lcs.data.files import atomic_write
 from lcs.experiments import STAGED, TEST_LOCATIONS, get_run
-from lcs.locality import LocalityTrace, conditional_locality, trace_locality
+from lcs.locality import LocalityTrace, conditional_locality, default_probes, trace_locality
 from lcs.training.batches import to_rgb
 
 SOURCES = ("locality.py", "sampling.py", "conditioning.py", "diffusion/samplers.py", "model/*.py")
@@ -24,14 +28,37 @@ def mapped(scale: str) -> list[Checkpoint]:
     return [Checkpoint(get_run(name, 3, scale)) for name in MAPPED]
 
 
+def trace_settings(context: Context) -> tuple[tuple, tuple[int, ...], tuple[int, ...]]:
+    """Conditions, seeds, and the steps of the trajectory at which locality is measured."""
+    effort, first = context.effort, context.settings.seed
+    record = sorted({round(i) for i in np.linspace(0, effort.steps - 1, effort.locality_levels)})
+    return TEST_LOCATIONS[:LOCATIONS], tuple(range(first, first + effort.locality_seeds)), tuple(record)
+
+
+def trace_file(context: Context, checkpoint: Checkpoint) -> Path:
+    """Where the trace of a checkpoint is kept, by the hash of all it depends on."""
+    what = [checkpoint.key, context.settings.sha256(checkpoint), code_hash(SOURCES), context.effort.steps]
+    name = f"{checkpoint.run.name}-{checkpoint.stage}-{content_hash([*what, *trace_settings(context)])}"
+    return context.settings.out / "traces" / f"{name}.safetensors"
+
+
+def seconds_of_trace(context: Context, checkpoint: Checkpoint) -> float:
+    """About how many seconds a trace takes on one core."""
+    _, seeds, record = trace_settings(context)
+    return len(seeds) * len(record) * (0.9 if checkpoint.run.experiment.local else 0.4)
+
+
 def trace(context: Context, checkpoint: Checkpoint) -> LocalityTrace:
-    effort = context.effort
-    context.say(f"{checkpoint.run.name} ({checkpoint.stage}): {effort.locality_levels} noise levels")
-    steps = effort.steps
-    record = sorted({round(i) for i in np.linspace(0, steps - 1, effort.locality_levels)})
-    conditions = TEST_LOCATIONS[:LOCATIONS] if checkpoint.run.experiment.conditioner != "color" else None
-    seeds = range(context.settings.seed, context.settings.seed + effort.locality_seeds)
-    return trace_locality(checkpoint.run, context.model(checkpoint), conditions, seeds, steps, record)
+    """The locality of a checkpoint along its trajectories, measured once for all steps that show it."""
+    run, file = checkpoint.run, trace_file(context, checkpoint)
+    conditions, seeds, record = trace_settings(context)
+    if not file.exists():
+        context.say(f"{run.name} ({checkpoint.stage}): {len(record)} noise levels")
+        found = trace_locality(run, context.model(checkpoint), conditions, seeds, context.effort.steps, record)
+        arrays = {k: np.ascontiguousarray(v) for k, v in vars(found).items() if isinstance(v, np.ndarray)}
+        with atomic_write(file) as temporary:
+            save_file(arrays, temporary)
+    return LocalityTrace(run.name, conditions, default_probes(conditions), seeds, record, **load_file(file))
 
 
 def fig2(context: Context) -> dict:
@@ -253,7 +280,7 @@ def draw_scatter(points: list[dict], numbers: dict) -> Figure:
 
 STEPS = [
     Step("fig2", "locality maps and metrics over the noise schedule", "v1 Fig 2, 3, 10; v2 Fig 2", fig2, mapped, 1,
-         cost=150, sources=SOURCES),
+         cost=20, traced=True, sources=SOURCES),
     Step("scatter", "length generalization against conditional locality", "v2 Fig 2 right", scatter, scattered, 3,
-         cost=150, counted=True, sources=SOURCES),
+         cost=10, counted=True, traced=True, sources=SOURCES),
 ]  # fmt: skip

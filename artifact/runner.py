@@ -7,21 +7,18 @@ it is done, so a kill leaves either the old result or the new one.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
 import traceback
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from artifact import claims, report
-from artifact.context import COUNT_SOURCES, Context, Settings, code_hash, content_hash, settings_dict
+from artifact.ahead import clock, work_ahead
+from artifact.context import COUNT_SOURCES, Context, Say, Settings, code_hash, content_hash, settings_dict
 from artifact.registry import STEPS
 from artifact.steps import EFFORTS, Checkpoint, Output, Step
 from lcs import weights
@@ -67,20 +64,20 @@ def run_artifact(
     check_hashes(settings, steps, wanted)
     acquire(settings, wanted, source == "train", data, cifar)
     todo = [step for step in steps if not is_drawn(step, settings)]
-    count_ahead(settings, todo)
+    work_ahead(settings, todo, draw_alone)
     results: dict[str, Output] = {}
     failures: dict[str, str] = {}
     done = spent = 0.0
     for i, step in enumerate(steps, 1):
-        left = sum(s.cost for s in steps[i - 1 :] if s in todo) * (spent / done if done else _pace(settings))
-        print(f"[{i}/{len(steps)}] {step.name}: {step.title} (about {_clock(left)} left)", flush=True)
+        left = sum(s.cost for s in steps[i - 1 :] if s in todo) * (spent / done if done else settings.effort.pace)
+        print(f"[{i}/{len(steps)}] {step.name}: {step.title} (about {clock(left)} left)", flush=True)
         start = time.monotonic()
         try:
             results[step.name], fresh = run_step(step, settings)
             took = results[step.name].seconds
-            note = f"{_clock(took)}" if fresh else f"unchanged (took {_clock(took)})"
+            note = clock(took) if fresh else f"drawn ahead in {clock(took)}" if step in todo else "unchanged"
             if results[step.name].sampling:
-                note += f", its samples {_clock(results[step.name].sampling)} of one core"
+                note += f", its samples {clock(results[step.name].sampling)} of one core"
             for key in results[step.name].missing:
                 print(f"      missing: {key}")
             if fresh:
@@ -108,7 +105,7 @@ def run_artifact(
         report.keep_small(settings.out, keep, shown, everything, verdicts, facts)
     print(claims.as_text(verdicts))
     complete = not failures and not any(r.missing for r in results.values())
-    print(f"{settings.out / 'report.html'}: {len(results)} of {len(steps)} steps in {_clock(total)}"
+    print(f"{settings.out / 'report.html'}: {len(results)} of {len(steps)} steps in {clock(total)}"
           + ("" if complete else "; not everything could be drawn, see above"))  # fmt: skip
     return complete
 
@@ -184,33 +181,12 @@ def acquire(
                 print(f"{checkpoint.key}: {error}")
 
 
-def count_ahead(settings: Settings, steps: list[Step]) -> None:
-    """The counted samples that the steps will ask for, a process per core with one thread each.
-
-    On a CPU one thread per model is about twice as fast as all threads on one model after another.
-    """
-    wanted = dict.fromkeys(c for step in steps if step.counted for c in step.needs(settings.scale))
-    context = Context(settings, settings.out, list(wanted))
-    missing = [c for c in context.checkpoints if not context.counted(c)]
-    workers = min(len(missing), os.cpu_count() or 1)
-    if settings.device != "cpu" or workers < 2:
-        return
-    print(f"counting samples of {len(missing)} checkpoints in {workers} processes", flush=True)
-    missing.sort(key=lambda c: not c.run.experiment.local)  # the longest first
-    start = time.monotonic()
-    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        jobs = {pool.submit(_count, settings, c): c for c in missing}
-        for job in tqdm(as_completed(jobs), total=len(jobs), unit="model"):
-            if job.exception() is not None:  # the step that wants it will say so again
-                print(f"{jobs[job].key}: {job.exception()}")
-    print(f"      {_clock(time.monotonic() - start)}", flush=True)
+def draw_alone(name: str, settings: Settings) -> None:
+    """A step as a job of another process, by its name (a `Step` holds functions, which cannot be sent)."""
+    run_step(next(step for step in STEPS if step.name == name), settings, say=None)
 
 
-def _count(settings: Settings, checkpoint: Checkpoint) -> None:
-    Context(settings, settings.out, [checkpoint]).counts(checkpoint, progress=False)
-
-
-def run_step(step: Step, settings: Settings) -> tuple[Output, bool]:
+def run_step(step: Step, settings: Settings, say: Say = print) -> tuple[Output, bool]:
     """The step's output, and whether it was drawn now (False: nothing it depends on has changed)."""
     folder, partial = settings.out / step.name, settings.out / f".{step.name}.partial"
     needs = step.needs(settings.scale)
@@ -227,7 +203,7 @@ def run_step(step: Step, settings: Settings) -> tuple[Output, bool]:
         return stored, False
     start = time.monotonic()
     shutil.rmtree(partial, ignore_errors=True)
-    context = Context(settings, partial, needs, say=lambda text: print(f"      {text}", flush=True))
+    context = Context(settings, partial, needs, say)
     try:
         context.output.numbers = step.make(context)
         context.output.seconds = round(time.monotonic() - start, 1)
@@ -274,12 +250,3 @@ def earlier_results(settings: Settings, steps: list[Step]) -> dict[str, Output]:
     """Steps that are not drawn now, but were before and are still valid: the report and the claims keep them."""
     found = {step.name: is_drawn(step, settings) for step in STEPS if step not in steps}
     return {name: output for name, output in found.items() if output is not None}
-
-
-def _pace(settings: Settings) -> float:
-    """Seconds per second of `Step.cost` before anything has run."""
-    return {"quick": 0.2, "standard": 1.0, "full": 5.0}[settings.effort.name]
-
-
-def _clock(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.1f} min"

@@ -31,7 +31,9 @@ CAPTIONS = {
 def sdxl(context: Context) -> dict:
     model = context.settings.sdxl_model
     pipe = load_pipeline(model, context.settings.device)  # raises if it is not shipped or damaged
-    result = run_study(model, None, context.effort.name, pipe=pipe, seed=context.settings.seed)
+    result = run_study(
+        model, None, context.effort.name, progress=context.progress, pipe=pipe, seed=context.settings.seed
+    )
     for name, figure in result["figures"].items():
         if name not in CAPTIONS:
             raise LcsError(f"the SDXL study drew {name!r}, which has no caption")
@@ -43,5 +45,5 @@ def sdxl(context: Context) -> dict:
 
 STEPS = [
     Step("sdxl", "SDXL: pixel space, feature space, compositions, a local intervention", "v1 Fig 6, 7, 13; v2 Fig 4, 5",
-         sdxl, cost=300, sources=("sdxl/*.py", "locality.py", "render/*.py", "scenes/*.py")),
+         sdxl, cost=300, alone=True, sources=("sdxl/*.py", "locality.py", "render/*.py", "scenes/*.py")),
 ]  # fmt: skip

@@ -36,14 +36,15 @@ class Effort:
     locality_seeds: int
     locality_levels: int  # noise levels measured along a trajectory
     feature_samples: int  # per colour, for the cosine matrices
+    pace: float  # how long a step takes, in units of the standard effort
 
 
 EFFORTS = {
     e.name: e
     for e in (
-        Effort("quick", 4, 2, "dpmpp_2m", 12, 2, 6, 4),
-        Effort("standard", 16, 8, "dpmpp_2m", 24, 4, 12, 16),
-        Effort("full", 32, 32, "heun", 32, 8, 16, 64),  # the paper's sampler
+        Effort("quick", 4, 2, "dpmpp_2m", 12, 2, 6, 4, 0.2),
+        Effort("standard", 16, 8, "dpmpp_2m", 20, 4, 12, 16, 1.0),
+        Effort("full", 32, 32, "heun", 32, 8, 16, 64, 5.0),  # the paper's sampler
     )
 }
 
@@ -59,8 +60,10 @@ class Step:
     # What it draws from at a scale. A missing checkpoint is reported and left out; `least` of them must be there.
     needs: Callable[[str], list[Checkpoint]] = lambda scale: []
     least: int = 0
-    cost: float = 10.0  # about how many seconds at standard effort on 2 cores, counting apart: for the time left
+    cost: float = 10.0  # about how many seconds at standard effort, what is worked out ahead apart: for the time left
     counted: bool = False  # it wants the counted samples of all its checkpoints
+    traced: bool = False  # it wants the locality of all its checkpoints
+    alone: bool = False  # takes minutes and shares nothing with others: drawn while others are worked out ahead
     sources: tuple[str, ...] = ()  # further files of lcs/ whose change makes old results stale (patterns)
 
 

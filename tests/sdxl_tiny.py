@@ -9,7 +9,7 @@ from lcs.sdxl.build import MiniSettings, build_pipeline
 TINY = MiniSettings(
     size=32, vae_channels=(8, 8, 8), text_width=16, text_width_2=16, text_layers=2, pooled=16,
     unet_channels=(8, 16, 16), transformer_layers=(1, 1, 2), head=8, groups=4, time_embed=4, scenes=8,
-    vae_samples=8, vae_batch=4, decoder_samples=4, samples=8, batch=2, warmup=2,
+    vae_samples=8, vae_batch=4, decoder_samples=4, text_samples=8, text_batch=4, samples=8, batch=2, warmup=2,
 )  # fmt: skip
 
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from tiny import SCALE
 from typer.testing import CliRunner
 
-from artifact import claims, registry, runner, steps
+from artifact import ahead, claims, registry, runner, steps
 from artifact.claims import CAME_OUT, NOT, NOT_RUN, PARTLY, judge
+from artifact.context import Context
 from artifact.runner import run_artifact
 from artifact.steps import Effort
 from lcs import experiments, weights
@@ -56,8 +58,8 @@ def shipped(tmp_path_factory):
 @pytest.fixture
 def tiny(monkeypatch, shipped):
     monkeypatch.setitem(experiments.SCALES, "tiny", SCALE)
-    monkeypatch.setitem(steps.EFFORTS, "quick", Effort("quick", 2, 1, "heun", 2, 2, 2, 2))
-    monkeypatch.setattr(runner.os, "cpu_count", lambda: 1)  # other processes would take longer to start than to count
+    monkeypatch.setitem(steps.EFFORTS, "quick", Effort("quick", 2, 1, "heun", 2, 2, 2, 2, 0.1))
+    monkeypatch.setattr(ahead.os, "cpu_count", lambda: 1)  # other processes would take longer to start than to count
     return shipped
 
 
@@ -68,17 +70,47 @@ def run_tiny(out, root, only=None, **options):
 # ---- the runner -----------------------------------------------------------------------------------
 
 
-def test_counting_in_processes_gives_the_same(tmp_path, tiny, monkeypatch, capsys):
-    run_tiny(tmp_path / "alone", tiny, "fig1")
-    monkeypatch.setattr(runner.os, "cpu_count", lambda: 2)
-    run_tiny(tmp_path / "together", tiny, "fig1")
-    assert "checkpoints in 2 processes" in capsys.readouterr().out
-    alone, together = (sorted((tmp_path / name / "counts").glob("*/result.json")) for name in ("alone", "together"))
-    assert [p.parent.name for p in alone] == [p.parent.name for p in together]
+def test_working_ahead_in_processes_gives_the_same(tmp_path, tiny, monkeypatch, capsys):
+    run_tiny(tmp_path / "alone", tiny, "fig4,fig2")
+    monkeypatch.setattr(ahead.os, "cpu_count", lambda: 2)
+    run_tiny(tmp_path / "together", tiny, "fig4,fig2")
+    assert re.search(r"\d+ jobs in 2 processes", capsys.readouterr().out)
+    alone, together = (sorted((tmp_path / name / "counts").glob("*/k*.json")) for name in ("alone", "together"))
+    assert len(alone) == 13  # K = 0..12 of grid-all-m1; the local one is not there
+    assert [p.parts[-2:] for p in alone] == [p.parts[-2:] for p in together]
     for a, b in zip(alone, together, strict=True):
         assert json.loads(a.read_text())["rows"] == json.loads(b.read_text())["rows"]
-    run_tiny(tmp_path / "together", tiny, "fig1")  # nothing is left to count
-    assert "counting samples" not in capsys.readouterr().out
+    alone, together = (sorted((tmp_path / name / "traces").glob("*.safetensors")) for name in ("alone", "together"))
+    assert [p.name for p in alone] == [p.name for p in together] != []
+    for a, b in zip(alone, together, strict=True):
+        a, b = load_file(a), load_file(b)
+        assert all(np.allclose(a[name], b[name], rtol=1e-4, atol=1e-6) for name in a)
+    run_tiny(tmp_path / "together", tiny, "fig4,fig2")  # nothing is left to do
+    assert "jobs in" not in capsys.readouterr().out
+
+
+def test_a_killed_count_goes_on_with_the_k_that_are_missing(tmp_path, tiny, monkeypatch):
+    run_tiny(tmp_path, tiny, "fig4")
+    rows = sorted((tmp_path / "counts").glob("*/k*.json"))
+    whole = json.loads((tmp_path / "results.json").read_text())["steps"]["fig4"]["numbers"]
+    rows[3].unlink()
+    (tmp_path / "fig4" / "step.json").unlink()
+    drawn = []
+    count = Context.count
+    monkeypatch.setattr(Context, "count", lambda self, c, k, model=None: drawn.append(k) or count(self, c, k, model))
+    run_tiny(tmp_path, tiny, "fig4")
+    assert drawn == [3]
+    assert json.loads((tmp_path / "results.json").read_text())["steps"]["fig4"]["numbers"] == whole
+
+
+def test_a_step_that_stands_alone_is_drawn_beside_the_others(tmp_path, tiny, monkeypatch):
+    sdxl = next(step for step in registry.STEPS if step.alone)
+    fig4 = next(step for step in registry.STEPS if step.name == "fig4")
+    settings = runner.check_settings(tmp_path, "tiny", "quick", "weights", None, "cpu", 0, tiny)
+    jobs = ahead.find_jobs(settings, [fig4, sdxl], runner.draw_alone)
+    assert jobs[0].arguments == (sdxl.name, settings)  # the longest first
+    assert jobs[0].work is runner.draw_alone
+    assert [job.seconds for job in jobs] == sorted((job.seconds for job in jobs), reverse=True)
 
 
 def test_everything_is_drawn_and_reported(tmp_path, tiny, capsys, monkeypatch):

@@ -14,9 +14,9 @@ from lcs.errors import LcsError
 from lcs.scenes import world
 from lcs.scenes.placement import random_scene
 from lcs.scenes.table import table_of
-from lcs.sdxl import captions, views
+from lcs.sdxl import captions, text, views
 from lcs.sdxl.autoencoder import psnr
-from lcs.sdxl.build import MiniSettings, build_scheduler
+from lcs.sdxl.build import Denoiser, MiniSettings, build_scheduler
 from lcs.sdxl.package import check_files, export_mini, load_pipeline
 from lcs.sdxl.sampling import decode, encode, initial_noise, sample
 from lcs.sdxl.tokenizer import build_tokenizer
@@ -39,9 +39,10 @@ def test_captions_are_true_of_their_scene_and_never_held_out(table):
         order = np.argsort(table.locations[row, :n, 0])
         for k in range(10):
             style = styles[k % len(styles)]
-            caption = captions.random_caption(captions.things_of(table, row), style, rng)
+            caption, said = captions.random_caption(captions.things_of(table, row), style, rng)
             if not caption:
                 continue
+            assert caption == captions.compose(said, style)
             assert not captions.held_out(caption)
             if style:
                 assert caption.endswith(captions.STYLES[style])
@@ -143,6 +144,48 @@ def test_every_caption_word_is_one_token_and_others_are_spelled():
     full = tokenizer("a red cube", padding="max_length", max_length=32).input_ids
     assert len(full) == 32
     assert full[5:] == [tokenizer.pad_token_id] * 27
+
+
+# ---- text encoders ----------------------------------------------------------------------------------
+
+
+def test_phrases_end_where_the_tokenizer_puts_their_last_word():
+    tokenizer = build_tokenizer(32)
+    things = [captions.Thing("cube", "red", "large", "metal", "left"), captions.Thing(None, "blue")]
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer(captions.compose(things, "warm")).input_ids)
+    assert [tokens[end] for end in text.phrase_ends(tokenizer, things)] == ["left</w>", "object</w>"]
+    three = [captions.Thing("cube"), captions.Thing("sphere"), captions.Thing("cylinder")]
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer(captions.compose(three)).input_ids)
+    assert [tokens[end] for end in text.phrase_ends(tokenizer, three)] == ["cube</w>", "sphere</w>", "cylinder</w>"]
+
+
+def test_what_a_caption_says_can_be_read_from_its_words():
+    tokenizer = build_tokenizer(32)
+    names = [list(n) for n in text.NAMES.values()]
+    ids, ends, said, rest = text.reading_batch(tokenizer, replace(TINY, text_batch=64), 0)
+    for row in range(64):
+        words = tokenizer.decode(ids[row], skip_special_tokens=True).split()
+        assert rest[row, 0] == (ends[row] >= 0).sum()
+        told = [names[a][c - 1] for slot in said[row].tolist() for a, c in enumerate(slot) if c]
+        assert all(word in words for word in told)
+        known = [w for w in words if any(w in n for n in names)]
+        assert sorted(known) == sorted(told)  # and nothing that is said is left out
+
+
+def test_text_encoders_learn_to_read(tmp_path):
+    settings = replace(TINY, text_width=32, text_width_2=32, pooled=32, text_samples=6_400, text_batch=64, text_lr=5e-3)
+    tokenizer = build_tokenizer(settings.max_tokens)
+    torch.manual_seed(0)
+    model = Denoiser(settings, tokenizer)
+    losses = []
+    original = text.Reader.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text.Reader, "forward", lambda *a: losses.append(original(*a)) or losses[-1])
+        text.train_text(model, tokenizer, settings, tmp_path, progress=False)
+    assert len(losses) == 100
+    guess = 2 * sum(np.log(c) for c in text.CHOICES)  # about what knowing nothing costs, phrases and whole
+    assert float(losses[0]) > guess
+    assert float(torch.stack(losses[-10:]).mean()) < 0.6 * float(losses[0])
 
 
 # ---- training ---------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ alone goes on. Nothing here is random except through (seed, step): a resumed run
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from tqdm import tqdm
 from lcs.data.files import atomic_write, map_safetensors
 from lcs.scenes.table import SceneTable, concatenate
 from lcs.sdxl.build import MiniSettings, build_vae
+from lcs.sdxl.fit import fit
 from lcs.sdxl.views import StyledViews
-from lcs.training import checkpoint
 
 KL_WEIGHT = 2e-5
 EDGE_WEIGHT = 0.1
@@ -78,35 +77,6 @@ def vae_loss(vae: AutoencoderKL, x: Tensor, noise: Tensor) -> Tensor:
     return (weight * error.square()).mean() + EDGE_WEIGHT * edges + KL_WEIGHT * kl
 
 
-def _fit(
-    module: torch.nn.Module, loss_at: Callable[[int, int], Tensor], steps: int, rate: float, path: Path, name: str,
-    checkpoint_seconds: float, progress: bool,
-) -> None:  # fmt: skip
-    """Adam on `loss_at(step, steps)` with a cosine to zero after a short ramp; goes on from the state in `path`."""
-    optimizer, step = torch.optim.Adam(module.parameters(), lr=rate, betas=(0.9, 0.99)), 0
-    if path.exists():
-        tensors, meta = checkpoint.load_tensors(path)
-        checkpoint.restore_training_state(tensors, module, optimizer)
-        step = meta["step"]
-    saved = time.monotonic()
-    with tqdm(total=steps, initial=step, disable=not progress, desc=name, mininterval=5) as bar:
-        while step < steps:
-            for group in optimizer.param_groups:
-                group["lr"] = rate * min(1, (step + 1) / 50) * 0.5 * (1 + np.cos(np.pi * step / steps))
-            loss = loss_at(step, steps)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-            optimizer.step()
-            step += 1
-            bar.update()
-            if step % 50 == 0:
-                bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
-            if step == steps or time.monotonic() - saved > checkpoint_seconds:
-                checkpoint.save_tensors(path, checkpoint.training_state(module, optimizer, {}), {"step": step})
-                saved = time.monotonic()
-
-
 def train_vae(
     scenes: StyledViews, settings: MiniSettings, folder: Path, checkpoint_seconds: float = 60.0, progress: bool = True
 ) -> AutoencoderKL:
@@ -126,7 +96,7 @@ def train_vae(
         return vae_loss(vae, x.contiguous(memory_format=torch.channels_last), noise)
 
     steps = -(-settings.vae_samples // settings.vae_batch)
-    _fit(vae, loss_at, steps, settings.vae_lr, Path(folder) / STATE, "autoencoder", checkpoint_seconds, progress)
+    fit(vae, loss_at, steps, settings.vae_lr, Path(folder) / STATE, "autoencoder", checkpoint_seconds, progress)
     return vae.eval().requires_grad_(False)
 
 
@@ -205,7 +175,7 @@ def train_decoder(
 
     steps = -(-settings.decoder_samples // batch)
     path = Path(folder) / DECODER_STATE
-    _fit(parts, loss_at, steps, settings.decoder_lr, path, "decoder", checkpoint_seconds, progress)
+    fit(parts, loss_at, steps, settings.decoder_lr, path, "decoder", checkpoint_seconds, progress)
     parts.eval().requires_grad_(False)
 
 

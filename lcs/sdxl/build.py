@@ -38,12 +38,15 @@ class MiniSettings:
     groups: int = 8  # of GroupNorm
     time_embed: int = 8  # features per time id
     # training
-    scenes: int = 24_000
+    scenes: int = 40_000
     vae_samples: int = 25_600
     vae_batch: int = 16
     vae_lr: float = 2e-3
     decoder_samples: int = 16_000
     decoder_lr: float = 1e-3
+    text_samples: int = 60_000  # captions that the text encoders read before the U-Net is trained, see `text`
+    text_batch: int = 128
+    text_lr: float = 2e-3
     samples: int = 200_000
     batch: int = 32
     lr: float = 1.2e-3

@@ -115,8 +115,8 @@ def things_of(table: SceneTable, row: int) -> list[Thing]:
     ]
 
 
-def random_caption(things: list[Thing], style: str, rng: np.random.Generator) -> str:
-    """A caption true of the scene that is not held out: attributes are left out at random.
+def random_caption(things: list[Thing], style: str, rng: np.random.Generator) -> tuple[str, list[Thing]]:
+    """A caption true of the scene that is not held out, and what it says: attributes are left out at random.
 
     Two objects at the same place are never both placed by words ("on the left and ... on the left"
     would be true but no help); their order in the caption still is from left to right.
@@ -135,8 +135,17 @@ def random_caption(things: list[Thing], style: str, rng: np.random.Generator) ->
         ]
         caption = compose(said, style)
         if not held_out(caption):
-            return caption
-    return ""
+            return caption, said
+    return "", []
+
+
+def all_told(objects: int, rng: np.random.Generator) -> list[Thing]:
+    """Random objects from left to right with every attribute, as `things_of` a scene."""
+    pick = lambda names: str(rng.choice(names))  # noqa: E731
+    return [
+        Thing(pick(world.SHAPES), pick(world.COLOR_NAMES), pick(world.SIZE_NAMES), pick(world.MATERIALS), place)
+        for place in (list(PLACES)[k] for k in sorted(rng.integers(len(PLACES), size=objects)))
+    ]
 
 
 def evaluation_prompts(objects: int, n: int, seed: int = 0) -> list[tuple[str, list[Thing]]]:

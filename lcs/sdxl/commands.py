@@ -63,6 +63,7 @@ def train_command(
     checkpoint_seconds: Annotated[float, typer.Option(help="How much work a kill may lose.")] = 120.0,
     stop_after: Annotated[int | None, typer.Option(help="Leave after this many samples; resume later.")] = None,
     ship: Annotated[bool, typer.Option(help="Measure it and write weights/mini-sdxl.")] = False,
+    shipped_vae: Annotated[bool, typer.Option(help="Take the autoencoder of weights/mini-sdxl as it is.")] = False,
 ) -> None:
     """Train mini-sdxl: scenes, autoencoder, text encoders and U-Net; run the same command again to resume."""
     from dataclasses import replace
@@ -70,6 +71,7 @@ def train_command(
     import torch
 
     from lcs.sdxl.build import MiniSettings
+    from lcs.sdxl.package import load_pipeline
     from lcs.sdxl.training import train_mini
 
     if threads:
@@ -77,7 +79,8 @@ def train_command(
     settings = replace(MiniSettings(), seed=seed)
     if samples is not None:
         settings = replace(settings, samples=samples)
-    pipe, seen = train_mini(out, settings, checkpoint_seconds, stop_after)
+    vae = load_pipeline("mini-sdxl", "cpu").vae if shipped_vae else None
+    pipe, seen = train_mini(out, settings, checkpoint_seconds, stop_after, vae=vae)
     print(f"{out}: {seen} samples seen")
     if ship:
         from lcs.sdxl.measure import measure_mini

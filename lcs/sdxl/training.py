@@ -1,10 +1,11 @@
-"""Trains mini-sdxl: scenes, autoencoder, latents of the training set, then text encoders and U-Net together.
+"""Trains mini-sdxl: scenes, autoencoder, latents of the training set, text encoders, then these and U-Net together.
 
 OUT/run.json                      settings; only `samples` may change when a run is continued
 OUT/scenes/                       the training set, rendered once
 OUT/vae-state.safetensors         autoencoder with its optimizer
 OUT/latents.safetensors           the training set as latents
 OUT/decoder-state.safetensors     decoder, trained further on these latents
+OUT/text-state.safetensors        text encoders that have read captions
 OUT/state.safetensors             text encoders and U-Net, optimizer, averaged weights
 OUT/loss.csv, OUT/loss.png
 
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from diffusers import AutoencoderKL
 from torch import Tensor
 from tqdm import tqdm
 
@@ -30,6 +32,7 @@ from lcs.scenes.table import SceneTable
 from lcs.sdxl import autoencoder
 from lcs.sdxl.build import Denoiser, MiniSettings, assemble, build_scheduler
 from lcs.sdxl.captions import STYLES, random_caption, things_of
+from lcs.sdxl.text import train_text
 from lcs.sdxl.tokenizer import build_tokenizer
 from lcs.sdxl.views import training_views
 from lcs.training import checkpoint
@@ -50,7 +53,7 @@ def learning_rate(settings: MiniSettings, samples: int) -> float:
 def sample_captions(table: SceneTable, styles: np.ndarray, rng: np.random.Generator) -> tuple[list[str], np.ndarray]:
     """A caption per scene, and float32 [B] that is 0 where the embeddings are to be zeroed."""
     names = ["", *STYLES]
-    captions = [random_caption(things_of(table, i), names[styles[i]], rng) for i in range(len(table))]
+    captions = [random_caption(things_of(table, i), names[styles[i]], rng)[0] for i in range(len(table))]
     draw = rng.random(len(captions))
     captions = ["" if u < EMPTY else c for u, c in zip(draw, captions, strict=True)]
     return captions, (draw < 1 - ZEROED).astype(np.float32)
@@ -142,20 +145,28 @@ def train_mini(
     checkpoint_seconds: float = 120.0,
     stop_after: int | None = None,
     progress: bool = True,
+    vae: AutoencoderKL | None = None,
 ):
-    """Trains, or continues, and returns the pipeline with averaged weights, and the samples it has seen."""
+    """Trains, or continues, and returns the pipeline with averaged weights, and the samples it has seen.
+
+    vae: a finished autoencoder of the same settings, instead of training one.
+    """
     out = Path(out)
     _same_settings(out, settings)
     scenes = training_views(settings, out, progress)
-    vae = autoencoder.train_vae(scenes, settings, out, progress=progress)
+    finished = vae is not None
+    vae = vae if finished else autoencoder.train_vae(scenes, settings, out, progress=progress)
     autoencoder.encode_scenes(vae, scenes, out / autoencoder.LATENTS, progress)
     latents, styles, table = autoencoder.load_latents(out / autoencoder.LATENTS)
     autoencoder.set_latent_statistics(vae, latents)
-    autoencoder.train_decoder(vae, scenes, latents, settings, out, progress=progress)
+    if not finished:
+        autoencoder.train_decoder(vae, scenes, latents, settings, out, progress=progress)
     trainer = MiniTrainer(settings, latents, styles, table, vae)
     state, log = out / checkpoint.STATE, out / "loss.csv"
     if state.exists():
         trainer.load(state)
+    else:
+        train_text(trainer.model, trainer.tokenizer, settings, out, progress)
     checkpoint.truncate_loss_log(log, trainer.steps_done * settings.batch)
     last = -(-min(settings.samples, stop_after or settings.samples) // settings.batch)
     begin = saved = time.monotonic()

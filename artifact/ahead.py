@@ -1,0 +1,84 @@
+"""Works out ahead, with a process per core, what the steps will ask for: counted samples, locality, whole steps.
+
+On a CPU one thread per job is about twice as fast as all threads on one job after another. Jobs are small (the samples
+of one K, the trace of one checkpoint), so that the cores finish together, and the longest begin first. Whatever a job
+leaves is stored under the hash of all it depends on; a killed run goes on with the jobs that are not done.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+import torch
+from tqdm import tqdm
+
+from artifact import locality
+from artifact.context import Context, Settings
+from artifact.steps import Checkpoint, Step
+
+
+@dataclass(frozen=True)
+class Job:
+    title: str
+    seconds: float  # about how long it takes on one core
+    work: Callable
+    arguments: tuple
+
+
+def work_ahead(settings: Settings, steps: list[Step], draw_alone: Callable[[str, Settings], None]) -> None:
+    """Does all that `steps` share or that can be done beside others; a job that fails is met again by its step."""
+    jobs = find_jobs(settings, steps, draw_alone)
+    workers = min(len(jobs), os.cpu_count() or 1)
+    if settings.device != "cpu" or workers < 2:
+        return
+    total = sum(job.seconds for job in jobs)
+    print(f"{len(jobs)} jobs in {workers} processes: samples, locality (about {clock(total / workers)})", flush=True)
+    start = time.monotonic()
+    bar = tqdm(total=total, bar_format="{percentage:3.0f}%|{bar}| {elapsed}, about {remaining} left{postfix}")
+    with bar, ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        running = {pool.submit(job.work, *job.arguments): job for job in jobs}
+        for done in as_completed(running):
+            job = running[done]
+            if done.exception() is not None:
+                bar.write(f"{job.title}: {done.exception()}")
+            bar.set_postfix_str(job.title, refresh=False)
+            bar.update(min(job.seconds, total - bar.n))
+    print(f"      {clock(time.monotonic() - start)}", flush=True)
+
+
+def find_jobs(settings: Settings, steps: list[Step], draw_alone: Callable[[str, Settings], None]) -> list[Job]:
+    """Everything that is not there yet, the longest first."""
+    counted = dict.fromkeys(c for step in steps if step.counted for c in step.needs(settings.scale))
+    traced = dict.fromkeys(c for step in steps if step.traced for c in step.needs(settings.scale))
+    context = Context(settings, settings.out, list(counted))
+    jobs = [
+        Job(f"{c.key}, K = {k}", context.seconds_of_k(c), count, (settings, c, k))
+        for c in context.checkpoints
+        for k in context.uncounted(c)
+    ]
+    context = Context(settings, settings.out, list(traced))
+    jobs += [
+        Job(f"{c.key}, locality", locality.seconds_of_trace(context, c), trace, (settings, c))
+        for c in context.checkpoints
+        if not locality.trace_file(context, c).exists()
+    ]
+    pace = settings.effort.pace
+    jobs += [Job(s.name, s.cost * pace, draw_alone, (s.name, settings)) for s in steps if s.alone]
+    return sorted(jobs, key=lambda job: -job.seconds)
+
+
+def count(settings: Settings, checkpoint: Checkpoint, k: int) -> None:
+    Context(settings, settings.out, [checkpoint]).count(checkpoint, k)
+
+
+def trace(settings: Settings, checkpoint: Checkpoint) -> None:
+    locality.trace(Context(settings, settings.out, [checkpoint]), checkpoint)
+
+
+def clock(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.1f} min"

@@ -151,6 +151,33 @@ def evaluate(
 
 
 @app.command()
+def probe(
+    experiment: Annotated[str, typer.Argument(help="One that is told locations, e.g. grid-all.")],
+    objects: Annotated[int, typer.Option(help="Trained on scenes with 1 to so many objects.")] = 3,
+    scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
+    stage: Annotated[str, typer.Option(help="early, mid or late checkpoint of the shipped weights.")] = "late",
+    running: Annotated[Path | None, typer.Option(help="Folder of a run in training, instead of weights.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the scenes and the noise.")] = 0,
+    json_: Json = False,
+) -> None:
+    """How much of K asked locations a model leaves undone at high noise, in seconds and without sampling."""
+    from lcs import weights
+    from lcs.evaluation import to_markdown
+    from lcs.experiments import get_run
+    from lcs.probe import probe as probe_model
+
+    run = get_run(experiment, objects, scale)
+    model = weights.load(run, stage) if running is None else weights.load_running(run, running)
+    rows = probe_model(run, model, seed=seed)
+    print(to_markdown([
+        {"K": r.k, "spread": f"{r.spread:.4f}", "error": f"{r.error:.4f}", "without label": f"{r.without_label:.4f}",
+         "unfollowed": f"{r.unfollowed:.0%}"} for r in rows
+    ]))  # fmt: skip
+    if json_:
+        print(json.dumps([r.to_json() for r in rows]))
+
+
+@app.command()
 def artifact(
     out: Annotated[Path, typer.Option(envvar="LCS_OUT", help="Folder for all; run again to resume.")] = Path("out"),
     scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",

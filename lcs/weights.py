@@ -93,6 +93,17 @@ def load_stage(run: Run, path: Path) -> nn.Module:
     return _fill(build_model(run), tensors, path)
 
 
+def load_running(run: Run, folder: Path) -> nn.Module:
+    """The model of a run that is still training, with its averaged weights as of the last checkpoint."""
+    path = Path(folder) / checkpoint.STATE
+    if not path.exists():
+        raise LcsError(f"{path} does not exist; give the folder of a run, e.g. runs/mini/grid-all-m3")
+    tensors, _ = checkpoint.load_tensors(path)
+    narrow = "ema.ema0."  # the first width is the one that is shipped
+    averaged = {name.removeprefix(narrow): t for name, t in tensors.items() if name.startswith(narrow)}
+    return _fill(build_model(run, stored_network(read_json(Path(folder) / "run.json"))), averaged, path)
+
+
 def _fill(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> nn.Module:
     try:
         trained_network(model).load_state_dict({name: t.float() for name, t in tensors.items()})

@@ -38,8 +38,7 @@ def random_scene(
     if seed < 0:
         raise LcsError(f"a scene seed must not be negative, got {seed}")
     rng = np.random.Generator(np.random.PCG64([seed, count]))
-    camera = _jitter(rng, world.CAMERA, world.CAMERA_JITTER)
-    lights = {name: _jitter(rng, position, world.LIGHT_JITTER) for name, (position, *_) in world.AREA_LIGHTS.items()}
+    camera, lights = random_camera_and_lights(rng)
     packed_camera = pack_camera(camera)
     for _ in range(max_restarts):
         objects = _place(rng, camera, count, min_margin, min_gap)
@@ -49,6 +48,11 @@ def random_scene(
         f"no valid scene with {count} objects for seed {seed} after {max_restarts} restarts; "
         f"use fewer objects or another seed"
     )
+
+
+def random_camera_and_lights(rng: np.random.Generator) -> tuple[Vec3, dict[str, Vec3]]:
+    camera = _jitter(rng, world.CAMERA, world.CAMERA_JITTER)
+    return camera, {name: _jitter(rng, at, world.LIGHT_JITTER) for name, (at, *_) in world.AREA_LIGHTS.items()}
 
 
 def _jitter(rng: np.random.Generator, position: Vec3, amount: float) -> Vec3:

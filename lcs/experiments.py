@@ -81,6 +81,10 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.99)
     p_mean: float = -0.8
     p_std: float = 1.6
+    # The first so many samples are drawn at high noise: where objects go is decided there, and a network that has
+    # nothing else to learn yet learns it many times faster.
+    high_noise_samples: int = 0
+    high_noise: tuple[float, float] = (1.4, 1.2)  # mean and standard deviation of ln sigma, then
     ema_stds: tuple[float, ...] = (0.05, 0.10)
 
 
@@ -93,6 +97,7 @@ class Scale:
     local_network: Network
     recipe: Recipe
     local_recipe: Recipe
+    labelled_recipe: Recipe | None = None  # of standard models with labels, if not `recipe`
     warm_recipe: Recipe | None = None  # of models that start from the weights of `unlabelled` instead of at random
     local_radius: int = 2  # k: a patch is (2k+1)^2 cells
     list_slots: int = 12
@@ -133,15 +138,16 @@ SCALES = {
                 p_mean=-0.4,
                 p_std=1.4,
             ),
-            warm_recipe=Recipe(
+            labelled_recipe=Recipe(
                 batch=32,
-                samples=160_000,
+                samples=200_000,
                 lr=0.03,
                 lr_decay_batches=3_000,
                 lr_rampup_samples=5_000,
                 lr_anneal=0.3,
-                p_mean=0.4,  # the warm start knows how things look; where they go is decided at high noise
+                p_mean=0.0,
                 p_std=1.6,
+                high_noise_samples=64_000,
             ),
             local_recipe=Recipe(
                 batch=64,
@@ -194,9 +200,16 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
+        return getattr(self.scale, self.recipe_name)
+
+    @property
+    def recipe_name(self) -> str:
+        """Which of the scale's recipes is this run's."""
         if self.experiment.local:
-            return self.scale.local_recipe
-        return self.scale.recipe if self.warm_start is None else self.scale.warm_recipe
+            return "local_recipe"
+        if self.warm_start is not None:
+            return "warm_recipe"
+        return "labelled_recipe" if self.labelled and self.scale.labelled_recipe else "recipe"
 
     @property
     def pixel_mean(self) -> tuple[float, float, float]:
@@ -253,8 +266,7 @@ def paper_runs(scale: str) -> list[Run]:
 
 def with_samples(run: Run, samples: int) -> Run:
     """The run trained on another number of samples; what it starts from is trained as ever."""
-    name = "local_recipe" if run.experiment.local else "recipe" if run.warm_start is None else "warm_recipe"
-    return replace(run, scale=replace(run.scale, **{name: replace(run.recipe, samples=samples)}))
+    return replace(run, scale=replace(run.scale, **{run.recipe_name: replace(run.recipe, samples=samples)}))
 
 
 def with_warm_starts(runs: list[Run]) -> list[Run]:

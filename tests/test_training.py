@@ -168,6 +168,23 @@ def test_noise_has_the_stated_distribution():
     assert batch.images.std() == pytest.approx(run.scale.sigma_data, rel=0.3)
 
 
+def test_a_run_can_begin_at_high_noise():
+    run = tiny_run()
+    recipe = replace(run.recipe, high_noise_samples=400, high_noise=(3.0, 0.5))
+    run = replace(run, scale=replace(run.scale, **{run.recipe_name: recipe}))
+    first, then = (
+        make_batch(run, build_model(run), source(), 0, np.arange(at, at + 400), torch.device("cpu")).sigma.log()
+        for at in (0, 400)
+    )
+    assert (first.mean(), first.std()) == (pytest.approx(3.0, abs=0.1), pytest.approx(0.5, rel=0.1))
+    assert (then.mean(), then.std()) == (
+        pytest.approx(recipe.p_mean, abs=3 * recipe.p_std / 20),
+        pytest.approx(recipe.p_std, rel=0.15),
+    )
+    mixed = make_batch(run, build_model(run), source(), 0, np.arange(390, 410), torch.device("cpu")).sigma.log()
+    assert torch.equal(mixed, torch.cat([first[390:], then[:10]]))  # the sample's number decides, not the batch
+
+
 def test_standardise_and_back():
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
     assert (to_rgb(standardise(images, tiny_run()), tiny_run()) == images).all()

@@ -151,7 +151,7 @@ def _training(run: Run, stage: str, entry: dict, parameters: int) -> str:
         "learning rate": f"{recipe['lr']}, ramp-up {recipe['lr_rampup_samples']:,} samples, "
         f"inverse square root decay after {recipe['lr_decay_batches']:,} batches",
         "optimizer": f"Adam, betas {_plain(recipe['betas'])}; weights renormalised after the update",
-        "noise": f"log-normal, mean {recipe['p_mean']}, std {recipe['p_std']}; sigma_data {run.scale.sigma_data}",
+        "noise": _noise(recipe) + f"; sigma_data {run.scale.sigma_data}",
         "weights": f"power-function EMA, std {entry['ema_std']}",
         "started from": f"the weights of {warm}" if warm else "random weights",
         "seed": settings["seed"],
@@ -159,6 +159,14 @@ def _training(run: Run, stage: str, entry: dict, parameters: int) -> str:
         "sha256": f"`{entry['sha256']}`",
     }
     return "| setting | value |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+
+
+def _noise(recipe: dict) -> str:
+    text = f"log-normal, mean {recipe['p_mean']}, std {recipe['p_std']}"
+    if first := recipe.get("high_noise_samples", 0):
+        mean, std = recipe["high_noise"]
+        text += f" (the first {first:,} samples: mean {mean}, std {std})"
+    return text
 
 
 def _plain(value) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lcs.conditioning import get_conditioner
-from lcs.experiments import Run
+from lcs.experiments import Recipe, Run
 from lcs.model.local import LocalEDM2
 from lcs.rng import hashed_seeds, hashed_uniform
 
@@ -75,7 +75,8 @@ def make_batch(run: Run, model: nn.Module, source, seed: int, samples: np.ndarra
     if run.experiment.conditioner != "none":
         conditioner = get_conditioner(run.experiment.conditioner)
         labels = torch.from_numpy(conditioner.encode_table(table, seed, samples))
-    sigma, noise = _noise(run, x.shape[1:], hashed_seeds(seed, NOISE_STREAM, samples), device)
+    sigma, noise = _noise(x.shape[1:], hashed_seeds(seed, NOISE_STREAM, samples), device)
+    sigma = noise_levels(run.recipe, samples, sigma)
     x, labels = x.to(device), None if labels is None else labels.to(device)
     if isinstance(model, LocalEDM2):
         cells = model.choose_patches(labels, torch.from_numpy(hashed_uniform(seed, PATCH_STREAM, samples, 2)))
@@ -86,13 +87,20 @@ def make_batch(run: Run, model: nn.Module, source, seed: int, samples: np.ndarra
     return Batch(x, labels, sigma, noise)
 
 
-def _noise(run: Run, shape, seeds: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two log-normal noise levels [B, 2] (one per patch) and unit normal noise [B, *shape], one generator a sample."""
+def noise_levels(recipe: Recipe, samples: np.ndarray, normal: Tensor) -> Tensor:
+    """sigma [B, n] from unit normal [B, n]: log-normal, at high noise for the first samples of a run that begins so."""
+    high = torch.from_numpy(samples < recipe.high_noise_samples).to(normal.device)[:, None]  # [B, 1]
+    (high_mean, high_std), mean, std = recipe.high_noise, recipe.p_mean, recipe.p_std
+    return torch.where(high, normal * high_std + high_mean, normal * std + mean).exp()
+
+
+def _noise(shape, seeds: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two unit normals [B, 2] for noise levels (one per patch) and noise [B, *shape], one generator a sample."""
     generator = torch.Generator(device)
-    sigma = torch.empty(len(seeds), 2, device=device)
+    levels = torch.empty(len(seeds), 2, device=device)
     noise = torch.empty(len(seeds), *shape, device=device)
     for i, seed in enumerate(seeds):
         generator.manual_seed(int(seed))
-        sigma[i].normal_(generator=generator)
+        levels[i].normal_(generator=generator)
         noise[i].normal_(generator=generator)
-    return (sigma * run.recipe.p_std + run.recipe.p_mean).exp(), noise
+    return levels, noise

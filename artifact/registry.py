@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from artifact import cifar, color, conditioning, locality, samples, sdxl, tables, theory
+from artifact import cifar, color, conditioning, locality, samples, sdxl, tables, theory, undone
 
 STEPS = [
     *theory.STEPS, *conditioning.STEPS, *samples.STEPS, *tables.STEPS, *locality.STEPS, *color.STEPS, *cifar.STEPS,
-    *sdxl.STEPS,
+    *undone.STEPS, *sdxl.STEPS,
 ]  # fmt: skip

@@ -14,7 +14,7 @@ _RECIPE = Recipe(
     batch=8, samples=64, lr=0.02, lr_decay_batches=4, lr_rampup_samples=16, p_mean=-0.4, p_std=1.4
 )  # fmt: skip
 SCALE = replace(
-    get_scale("mini"), name="tiny", resolution=32, network=_NETWORK, recipe=_RECIPE,
+    get_scale("mini"), name="tiny", resolution=32, network=_NETWORK, recipe=_RECIPE, labelled_recipe=None,
     local_network=replace(_NETWORK, unshuffle=1, attn_resolutions=()), local_recipe=_RECIPE,
 )  # fmt: skip
 

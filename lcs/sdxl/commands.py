@@ -80,6 +80,8 @@ def train_command(
     if samples is not None:
         settings = replace(settings, samples=samples)
     vae = load_pipeline("mini-sdxl", "cpu").vae if shipped_vae else None
+    if vae is not None:
+        vae.register_to_config(_name_or_path="")  # where it came from on this machine is nobody's business
     pipe, seen = train_mini(out, settings, checkpoint_seconds, stop_after, vae=vae)
     print(f"{out}: {seen} samples seen")
     if ship:

@@ -78,6 +78,7 @@ class Recipe:
     lr_decay_batches: int = 35_000  # inverse square root decay after this many batches
     lr_rampup_samples: int = 10_000_000
     lr_anneal: float = 0.0  # over this last share of training the rate also falls linearly to zero
+    optimizer: str = "adam"  # or muon, see lcs.training.optimizer
     betas: tuple[float, float] = (0.9, 0.99)
     p_mean: float = -0.8
     p_std: float = 1.6
@@ -129,6 +130,7 @@ SCALES = {
                 channels=32, channel_mult=(1, 2), num_blocks=1, attn_resolutions=(), channels_per_head=32, unshuffle=2
             ),
             recipe=Recipe(
+                optimizer="muon",
                 batch=32,
                 samples=300_000,
                 lr=0.02,
@@ -139,17 +141,19 @@ SCALES = {
                 p_std=1.4,
             ),
             labelled_recipe=Recipe(
+                optimizer="muon",
                 batch=32,
-                samples=200_000,
+                samples=120_000,
                 lr=0.03,
                 lr_decay_batches=3_000,
                 lr_rampup_samples=5_000,
                 lr_anneal=0.3,
                 p_mean=0.0,
                 p_std=1.6,
-                high_noise_samples=64_000,
+                high_noise_samples=36_000,
             ),
             local_recipe=Recipe(
+                optimizer="muon",
                 batch=64,
                 samples=300_000,
                 lr=0.02,

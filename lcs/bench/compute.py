@@ -25,6 +25,7 @@ from lcs.model.fused import keep_freed_memory
 from lcs.model.layers import normalize_weights_
 from lcs.model.local import LocalEDM2, all_cells, extract_patches
 from lcs.training.ema import PowerEMA
+from lcs.training.optimizer import build_optimizer
 
 GEMM_SIZE = 1024
 HEUN_STEPS = 32  # of a full sample: 63 network calls
@@ -89,11 +90,11 @@ def _images(batch: int, resolution: int) -> torch.Tensor:
 
 
 def bench_train(scale: Scale, label_dim: int = GRID**2, seconds: float = 20.0) -> dict[str, float]:
-    """A whole training step: loss, backward, Adam, weight normalisation, both EMAs."""
+    """A whole training step: loss, backward, optimizer, weight normalisation, both EMAs."""
     torch.manual_seed(0)
     batch = scale.recipe.batch
     model = EDM2(scale.network, scale.resolution, 3, label_dim, scale.sigma_data)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=scale.recipe.betas, fused=True)
+    optimizer = build_optimizer(model, scale.recipe)
     ema = PowerEMA(dict(model.named_parameters()), scale.recipe.ema_stds)
     images, labels = _images(batch, scale.resolution), torch.randint(0, 2, (batch, label_dim)).float()
 

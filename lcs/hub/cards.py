@@ -150,7 +150,8 @@ def _training(run: Run, stage: str, entry: dict, parameters: int) -> str:
         "batch": recipe["batch"],
         "learning rate": f"{recipe['lr']}, ramp-up {recipe['lr_rampup_samples']:,} samples, "
         f"inverse square root decay after {recipe['lr_decay_batches']:,} batches",
-        "optimizer": f"Adam, betas {_plain(recipe['betas'])}; weights renormalised after the update",
+        "optimizer": f"{recipe.get('optimizer', 'adam').capitalize()}, betas {_plain(recipe['betas'])}; "
+        "weights renormalised after the update",
         "noise": _noise(recipe) + f"; sigma_data {run.scale.sigma_data}",
         "weights": f"power-function EMA, std {entry['ema_std']}",
         "started from": f"the weights of {warm}" if warm else "random weights",

@@ -1,6 +1,6 @@
 """The state of a training run on disk: one safetensors file, whole or absent, plus a loss log in CSV.
 
-RUN/state.safetensors            everything needed to go on: weights, Adam moments, EMA averages
+RUN/state.safetensors            everything needed to go on: weights, the optimizer's moments, EMA averages
 RUN/snapshot-0001.safetensors    EMA averages at regular times, for post-hoc reconstruction
 RUN/early|mid|late.safetensors   EMA weights at three times of training (the scatter plot needs them)
 RUN/loss.csv, RUN/loss.png       training loss
@@ -52,20 +52,20 @@ def load_meta(path: Path) -> dict:
         raise LcsError(f"{path} is not a readable checkpoint: {error}") from None
 
 
-def training_state(model: nn.Module, optimizer: torch.optim.Adam, ema_state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Everything a step changes, under flat names: `model.*`, `adam.<moment>.*`, `ema.*`."""
+def training_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, ema_state: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Everything a step changes, under flat names: `model.*`, `optimizer.<moment>.*`, `ema.*`."""
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
-        for key in ("exp_avg", "exp_avg_sq", "step"):
-            moments = optimizer.state.get(parameter)
-            if moments:
-                tensors[f"adam.{key}.{name}"] = moments[key]
+        for key, moment in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer.{key}.{name}"] = moment
     return tensors | {f"ema.{name}": value for name, value in ema_state.items()}
 
 
 @torch.no_grad()
 def restore_training_state(
-    tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Adam
+    tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
     """Inverse of `training_state`; returns the EMA's part."""
 
@@ -73,15 +73,13 @@ def restore_training_state(
         return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
     model.load_state_dict(part("model."))
-    moments = {key: part(f"adam.{key}.") for key in ("exp_avg", "exp_avg_sq", "step")}
-    for name, parameter in model.named_parameters():
-        if name in moments["step"]:
-            # zeros_like keeps the parameter's memory layout, which the fused optimizer takes for granted
-            optimizer.state[parameter] = {
-                "step": moments["step"][name].clone(),
-                "exp_avg": torch.zeros_like(parameter).copy_(moments["exp_avg"][name]),
-                "exp_avg_sq": torch.zeros_like(parameter).copy_(moments["exp_avg_sq"][name]),
-            }
+    parameters = dict(model.named_parameters())
+    for path, moment in part("optimizer.").items():
+        key, name = path.split(".", 1)
+        parameter = parameters[name]
+        # zeros_like keeps the parameter's memory layout, which the fused optimizer takes for granted
+        moment = torch.zeros_like(parameter).copy_(moment) if moment.shape == parameter.shape else moment.clone()
+        optimizer.state[parameter][key] = moment
     return part("ema.")
 
 

@@ -2,7 +2,7 @@
 
 A step takes the next `recipe.batch` samples. They are cut into micro-batches which the processes share;
 gradients are sums over samples divided by the batch, so the result does not depend on how many
-processes there are. After Adam's update the weights are renormalised (the paper's one change to EDM2)
+processes there are. After the optimizer's update the weights are renormalised (the paper's one change to EDM2)
 and the EMAs advance. All randomness is keyed by the sample index (`batches.py`), hence the whole state
 of a run is its tensors and its step, and a killed run continues to the same result.
 """
@@ -32,6 +32,7 @@ from lcs.model.layers import normalize_weights_
 from lcs.training import checkpoint
 from lcs.training.batches import Batch, make_batch
 from lcs.training.ema import PowerEMA
+from lcs.training.optimizer import build_optimizer
 
 STAGES = {"early": 0.1, "mid": 0.4, "late": 1.0}  # fractions of training at which weights are kept
 SNAPSHOTS = 8  # per run, for post-hoc EMA
@@ -54,7 +55,7 @@ class TrainSettings:
 def learning_rate(recipe: Recipe, samples: int, begun: int = 0) -> float:
     """EDM2's schedule: linear ramp-up, constant, then inverse square root decay of the batch number; an end, if any.
 
-    A run that continues from bare weights has begun at `begun` samples: Adam starts anew there, so the ramp does too.
+    A run that continues from bare weights has begun at `begun` samples: its optimizer starts anew, so the ramp does too.
     """
     batches = samples / recipe.batch
     rate = recipe.lr / math.sqrt(max(batches / recipe.lr_decay_batches, 1.0))
@@ -101,7 +102,7 @@ def train(
             _start_from(network, run, warm_start)
     normalize_weights_(network)
     network.to(accelerator.device, memory_format=torch.channels_last).train()
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.0, betas=run.recipe.betas, eps=1e-8, fused=True)
+    optimizer = build_optimizer(network, run.recipe)
     ema = PowerEMA(network.state_dict(), run.recipe.ema_stds)
     samples, ema.step = begun, begun // run.recipe.batch
     if (folder / checkpoint.STATE).exists():
@@ -318,7 +319,7 @@ def run_settings(run: Run, seed: int) -> dict:
 
 
 def _restarts(weights_file: Path | None) -> list[int]:
-    """Where Adam began anew, in samples, if training goes on from these weights: there, and wherever it did before."""
+    """Where the optimizer began anew, in samples, if training goes on from these weights: there, and where it did before."""
     if weights_file is None:
         return []
     meta = checkpoint.load_meta(weights_file)

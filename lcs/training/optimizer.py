@@ -1,0 +1,108 @@
+"""The optimizers: Adam, as in the paper, and Muon, which a CPU's few samples need.
+
+Adam scales every entry of the gradient by itself. Muon (Jordan et al. 2024) scales a whole weight at once: with the
+averaged gradient of a layer, as a matrix [out, in * kernel], written U S V^T, its update is U V^T: every direction of
+the layer advances alike, not only the few that dominate the gradient. What is no matrix of features (gains, the
+embedding of the labels, whose columns are used one at a time) is left to Adam.
+
+U V^T comes from five steps of a quintic iteration that drives all singular values towards 1,
+
+    X <- (a I + b A + c A^2) X,    A = X X^T
+
+All these matrices are polynomials of the first A and commute, so only the small A [out, out] is iterated and X is
+multiplied once, at the end.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lcs.errors import LcsError
+from lcs.experiments import Recipe
+
+QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c: steepest at 0 while singular values stay within about 0.7 to 1.2
+ITERATIONS = 5
+MOMENTUM = 0.95
+UPDATE = 0.7  # root mean square of an update's entries at learning rate 1: Adam's are about 1 early in training
+ADAM_EPS = 1e-8
+
+
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """About U V^T for matrix [m, n] = U S V^T: singular values near 1, the same singular vectors."""
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonalised(matrix.T).T
+    a, b, c = QUINTIC
+    x = matrix / (matrix.norm() + 1e-12)
+    gram = x @ x.T  # [m, m]
+    one = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    factors = []
+    for _ in range(ITERATIONS):
+        if factors:
+            gram = factors[-1] @ gram @ factors[-1]
+        factors.append(a * one + b * gram + c * (gram @ gram))
+    whole = torch.linalg.multi_dot(factors)  # they commute
+    return whole @ x
+
+
+def _rows(weight: Tensor) -> Tensor:
+    """A weight [out, in, *kernel] as a matrix [out, in * kernel], columns as they lie in memory: a view, no copy.
+
+    The order of the columns does not matter to U V^T: they are permuted alike.
+    """
+    return weight.permute(0, *range(2, weight.ndim), 1).flatten(1)
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for the first group of parameters, Adam for the second; both take the same learning rate."""
+
+    def __init__(self, matrices: list[nn.Parameter], others: list[nn.Parameter], betas: tuple[float, float]) -> None:
+        groups = [{"params": matrices, "muon": True}, {"params": others, "muon": False}]
+        super().__init__(groups, {"lr": 0.0, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            update = self._muon if group["muon"] else self._adam
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    update(parameter, parameter.grad, self.state[parameter], group)
+
+    @staticmethod
+    def _muon(weight: Tensor, grad: Tensor, state: dict, group: dict) -> None:
+        if not state:
+            state["exp_avg"] = torch.zeros_like(weight)
+        average = state["exp_avg"].lerp_(grad, 1 - MOMENTUM)
+        update = orthogonalised(_rows(grad.lerp(average, MOMENTUM)))  # Nesterov's average: one step ahead
+        size = group["lr"] * UPDATE * math.sqrt(max(update.shape))
+        weight.permute(0, *range(2, weight.ndim), 1).add_(
+            update.view(len(weight), *weight.shape[2:], weight.shape[1]), alpha=-size
+        )
+
+    @staticmethod
+    def _adam(weight: Tensor, grad: Tensor, state: dict, group: dict) -> None:
+        first, second = group["betas"]
+        if not state:
+            state |= {
+                "step": torch.zeros([]),
+                "exp_avg": torch.zeros_like(weight),
+                "exp_avg_sq": torch.zeros_like(weight),
+            }
+        step = state["step"].add_(1).item()
+        average = state["exp_avg"].lerp_(grad, 1 - first)
+        square = state["exp_avg_sq"].lerp_(grad.square(), 1 - second)
+        denominator = (square / (1 - second**step)).sqrt_().add_(ADAM_EPS)
+        weight.addcdiv_(average, denominator, value=-group["lr"] / (1 - first**step))
+
+
+def build_optimizer(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimizer over all parameters, learning rate 0 until a step sets it."""
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(network.parameters(), lr=0.0, betas=recipe.betas, eps=ADAM_EPS, fused=True)
+    if recipe.optimizer != "muon":
+        raise LcsError(f"unknown optimizer {recipe.optimizer!r}; choose adam or muon")
+    named = dict(network.named_parameters())
+    matrices = [name for name, p in named.items() if p.ndim > 1 and len(p) > 1 and "emb_label" not in name]
+    return Muon([named[n] for n in matrices], [p for n, p in named.items() if n not in matrices], recipe.betas)

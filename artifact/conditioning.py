@@ -13,7 +13,7 @@ SCENES = ((1, 11), (2, 12), (3, 13), (3, 16))  # (objects, seed)
 
 
 def fig9(context: Context) -> dict:
-    shown = [c for c in CONDITIONERS.values() if c.name != "unlabelled"]
+    shown = list(CONDITIONERS.values())
     figure = new_figure(1.6 * (len(shown) + 1), 1.65 * len(SCENES) + 0.3)
     grid = figure.subplots(len(SCENES), len(shown) + 1)
     for r, (count, seed) in enumerate(SCENES):

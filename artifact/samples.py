@@ -20,7 +20,7 @@ def conditioned(scale: str, objects: int = 3) -> list[Checkpoint]:
     return [
         Checkpoint(get_run(e.name, objects, scale))
         for e in EXPERIMENTS.values()
-        if objects in e.objects and e.conditioner not in ("none", "unlabelled")
+        if objects in e.objects and e.conditioner != "none"
     ]
 
 

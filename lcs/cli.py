@@ -82,7 +82,7 @@ def train(
     ship: Annotated[bool, typer.Option(help="Copy finished runs to weights/ as fp16, with the manifest.")] = False,
 ) -> None:
     """Train one run, or all of them; run the same command again to resume. Works under `accelerate launch`."""
-    from lcs.experiments import get_run, get_scale, paper_runs, with_samples, with_warm_starts
+    from lcs.experiments import get_run, get_scale, paper_runs, with_samples
 
     if (experiment is None) == (not all_):
         raise LcsError("name one experiment, or give --all")
@@ -103,8 +103,7 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     settings = TrainSettings(micro_batch, mixed_precision, cpu, checkpoint_seconds, stop_after)
-    queue = with_warm_starts(runs)
-    train_all(queue, data, out, seed, settings, ship, cifar, keep_going=all_, from_shipped=from_shipped)
+    train_all(runs, data, out, seed, settings, ship, cifar, keep_going=all_, from_shipped=from_shipped)
 
 
 @app.command()

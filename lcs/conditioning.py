@@ -2,7 +2,6 @@
 
 - `grid-*`: how many labelled objects have their centre in each cell of a 16x16 grid, flattened. Which
   objects are labelled differs: all, one at random, a random number (at least one), or all but one.
-- `unlabelled`: the grid with nothing in it: the same network learns the images alone (a warm start).
 - `list-all`: the locations one after another; slot i holds (1, x, y), or zeros if there is no i-th object.
 - `color`: how many objects there are of each of the 8 colours.
 
@@ -70,10 +69,6 @@ def _one(counts: np.ndarray, _u: np.ndarray) -> np.ndarray:
 
 def _random_number(counts: np.ndarray, u: np.ndarray) -> np.ndarray:
     return np.minimum(counts, 1 + (u * counts).astype(np.int64))
-
-
-def _none(counts: np.ndarray, _u: np.ndarray) -> np.ndarray:
-    return np.zeros_like(counts)
 
 
 def _all_but_one(counts: np.ndarray, _u: np.ndarray) -> np.ndarray:
@@ -256,7 +251,6 @@ CONDITIONERS = {
         GridConditioner("grid-single", _one),
         GridConditioner("grid-random", _random_number),
         GridConditioner("grid-drop-one", _all_but_one),
-        GridConditioner("unlabelled", _none),
         ListConditioner(),
         ColorConditioner(),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from lcs.errors import LcsError
 
-WARM_OBJECTS = 3
+STAGED_OBJECTS = 3
 STAGED = ("grid-all", "grid-random", "grid-drop-one")  # early and mid checkpoints are shipped too (1-3 objects)
 # Trained right after those on 1-3 objects: one object only, the second colour model, CIFAR-10.
 NEXT_NEEDED = ("grid-all-m1", "grid-single-local-m1", "color-m5", "cifar10")
@@ -50,7 +50,6 @@ EXPERIMENTS = {
         Experiment("grid-random", "grid-random", False, "grid, random number labelled", "Table 2", (2, 3, 4, 5, 6)),
         Experiment("grid-drop-one", "grid-drop-one", False, "grid, all but one labelled", "Table 2", (3, 4, 5, 6)),
         Experiment("cifar10", "none", False, "CIFAR-10, unconditional", "Fig 12", (0,)),
-        Experiment("unlabelled", "unlabelled", False, "no labels: warm start of the others", "-", ()),
     )
 }
 
@@ -99,7 +98,6 @@ class Scale:
     recipe: Recipe
     local_recipe: Recipe
     labelled_recipe: Recipe | None = None  # of standard models with labels, if not `recipe`
-    warm_recipe: Recipe | None = None  # of models that start from the weights of `unlabelled` instead of at random
     local_radius: int = 2  # k: a patch is (2k+1)^2 cells
     list_slots: int = 12
     sigma_data: float = 0.5
@@ -200,7 +198,7 @@ class Run:
 
     @property
     def labelled(self) -> bool:
-        return self.experiment.conditioner not in ("none", "unlabelled")
+        return self.experiment.conditioner != "none"
 
     @property
     def recipe(self) -> Recipe:
@@ -211,8 +209,6 @@ class Run:
         """Which of the scale's recipes is this run's."""
         if self.experiment.local:
             return "local_recipe"
-        if self.warm_start is not None:
-            return "warm_recipe"
         return "labelled_recipe" if self.labelled and self.scale.labelled_recipe else "recipe"
 
     @property
@@ -222,18 +218,6 @@ class Run:
     @property
     def pixel_std(self) -> tuple[float, float, float]:
         return CIFAR_PIXELS[1] if self.experiment.name == "cifar10" else self.scale.pixel_std
-
-    @property
-    def warm_start(self) -> Run | None:
-        """The run whose weights this one starts from, if any: it has seen the same images (1-3 objects) but no label.
-
-        Only for standard models trained on at least three objects: no model may start from images with more
-        objects than its own.
-        """
-        local, few = self.experiment.local, self.objects < WARM_OBJECTS
-        if self.scale.warm_recipe is None or local or few or not self.labelled:
-            return None
-        return Run(EXPERIMENTS["unlabelled"], WARM_OBJECTS, self.scale)
 
 
 def get_experiment(name: str) -> Experiment:
@@ -269,15 +253,5 @@ def paper_runs(scale: str) -> list[Run]:
 
 
 def with_samples(run: Run, samples: int) -> Run:
-    """The run trained on another number of samples; what it starts from is trained as ever."""
+    """The run trained on another number of samples."""
     return replace(run, scale=replace(run.scale, **{run.recipe_name: replace(run.recipe, samples=samples)}))
-
-
-def with_warm_starts(runs: list[Run]) -> list[Run]:
-    """The runs in their order, each after the run it starts from."""
-    ordered: list[Run] = []
-    for run in runs:
-        for one in (run.warm_start, run):
-            if one is not None and one not in ordered:
-                ordered.append(one)
-    return ordered

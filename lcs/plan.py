@@ -14,7 +14,7 @@ from functools import cache
 import torch
 
 from lcs.bench.compute import bench_train, count_flops
-from lcs.experiments import Run, Scale, get_experiment, get_scale, paper_runs, with_warm_starts
+from lcs.experiments import Run, Scale, get_experiment, get_scale, paper_runs
 from lcs.model.build import build_model, trained_network
 from lcs.training.trainer import SNAPSHOTS, STAGES
 
@@ -72,7 +72,7 @@ def measure_machine(seconds: float = 30.0) -> tuple[float, int]:
 
 
 def plan(scales: list[str], machine_gflops: float) -> list[Cost]:
-    return [run_cost(run, machine_gflops) for scale in scales for run in with_warm_starts(paper_runs(scale))]
+    return [run_cost(run, machine_gflops) for scale in scales for run in paper_runs(scale)]
 
 
 def as_table(costs: list[Cost]) -> str:

@@ -38,7 +38,6 @@ def test_how_many_objects_each_rule_labels():
     total = {name: CONDITIONERS[name].encode_table(TABLE, 0, INDEX).sum(1) for name in CONDITIONERS if "grid" in name}
     assert (total["grid-all"] == counts).all()
     assert (total["grid-single"] == 1).all()
-    assert not CONDITIONERS["unlabelled"].encode_table(TABLE, 0, INDEX).any()
     assert (total["grid-drop-one"] == counts - 1).all()
     assert ((total["grid-random"] >= 1) & (total["grid-random"] <= counts)).all()
     five = total["grid-random"][counts == 5]

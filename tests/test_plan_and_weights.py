@@ -9,7 +9,7 @@ from tiny import source, tiny_run
 
 from lcs import weights
 from lcs.errors import LcsError
-from lcs.experiments import EXPERIMENTS, SCALES, get_run, paper_runs, with_warm_starts
+from lcs.experiments import EXPERIMENTS, SCALES, get_run, paper_runs
 from lcs.model.build import trained_network
 from lcs.plan import as_table, plan, run_cost
 from lcs.sampling import sample, sample_rgb
@@ -28,7 +28,7 @@ def test_paper_scale_costs():
 
 def test_plan_has_every_run_of_both_scales():
     costs = plan(list(SCALES), machine_gflops=100.0)
-    assert len(costs) == sum(len(with_warm_starts(paper_runs(s))) for s in SCALES)
+    assert len(costs) == sum(len(paper_runs(s)) for s in SCALES)
     table = as_table(costs)
     assert all(run.name in table for run in paper_runs("paper"))
 
@@ -37,16 +37,6 @@ def test_registry_is_consistent():
     names = [run.name for run in paper_runs("mini")]
     assert len(names) == len(set(names))
     assert names[:3] == ["grid-all-m3", "grid-single-m3", "list-all-m3"]
-    for run in paper_runs("mini"):
-        if run.warm_start is not None:
-            assert run.warm_start.objects <= run.objects  # nobody starts from more objects than it may see
-            assert replace(run.network, channel_mult_emb=None) == run.warm_start.network
-    ordered = with_warm_starts(paper_runs("mini"))
-    for run in ordered:
-        assert run.warm_start is None or ordered.index(run.warm_start) < ordered.index(run)
-    assert get_run("grid-all", 1, "mini").warm_start is None
-    assert get_run("grid-single-local", 3, "mini").warm_start is None
-    assert get_run("grid-all", 3, "paper").warm_start is None  # the paper trains every model from scratch
     assert set(EXPERIMENTS) >= {"grid-all", "grid-single", "grid-random", "grid-drop-one", "list-all", "color"}
 
 

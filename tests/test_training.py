@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
-from tiny import SCALE, source, tiny_run
+from tiny import source, tiny_run
 
 from lcs import weights
 from lcs.data.files import read_json, write_error, write_json
@@ -26,7 +26,7 @@ from lcs.model.layers import MPConv
 from lcs.training import checkpoint, trainer
 from lcs.training.batches import make_batch, standardise, to_rgb
 from lcs.training.queue import claimed, open_source, train_all
-from lcs.training.trainer import TrainSettings, _start_from, learning_rate, run_settings, train
+from lcs.training.trainer import TrainSettings, learning_rate, run_settings, train
 from lcs.weights import load_stage
 
 REPO = Path(__file__).parents[1]
@@ -301,36 +301,18 @@ def test_queue_skips_what_another_process_holds(tmp_path, capsys):
     assert "finished" in capsys.readouterr().out
 
 
-# ---- warm start -----------------------------------------------------------------------------------
+# ---- going on from bare weights -------------------------------------------------------------------
 
 
-def test_a_wider_embedding_starts_from_the_same_function(tmp_path):
-    """The labelled network, four times as wide in its embedding, computes what the unlabelled one did."""
-    scale = replace(SCALE, network=replace(SCALE.network, channel_mult_emb=8), warm_recipe=SCALE.recipe)
-    labelled = Run(get_experiment("grid-all"), 3, scale)
-    plain = labelled.warm_start
-    assert plain.network.channel_mult_emb is None
-    torch.manual_seed(0)
-    old = build_model(plain)
-    with torch.no_grad():
-        old.unet.out_gain.fill_(1.0)
-        for name, p in old.named_parameters():
-            if name.endswith("emb_gain"):
-                p.uniform_(0.5, 1.0)
-    checkpoint.save_tensors(tmp_path / "late.safetensors", old.state_dict(), {})
-    new = build_model(labelled)
-    _start_from(new, labelled, tmp_path / "late.safetensors")
-    x, sigma = torch.randn(3, 3, 32, 32), torch.tensor([0.1, 1.0, 20.0])
-    with torch.no_grad():
-        before, after = old.eval()(x, sigma, None), new.eval()(x, sigma, torch.zeros(3, 256))
-        moved = new(x, sigma, torch.eye(256)[:3])
-    assert torch.allclose(before, after, atol=1e-5)
-    assert not torch.allclose(after, moved, atol=1e-3)  # and it listens to its label
-    assert new.unet.emb_noise.weight.shape[0] == 4 * old.unet.emb_noise.weight.shape[0]
+def test_weights_of_another_network_are_refused(straight, tmp_path):
+    run = tiny_run()
+    wider = replace(run, scale=replace(run.scale, network=replace(run.scale.network, channel_mult_emb=8)))
+    with pytest.raises(LcsError, match="of another network"):
+        train(wider, source(), tmp_path, settings=QUIET, continued=straight / "mid.safetensors")
 
 
 def test_a_run_goes_on_from_bare_weights(straight, tmp_path):
-    """Same samples, schedule and EMA clock as the run they come from; only Adam starts anew, with a new ramp."""
+    """Same samples, schedule and EMA clock as the run they come from; only the optimizer starts anew, and the ramp."""
     early = straight / "mid.safetensors"
     at = checkpoint.load_meta(early)["samples"]
     longer = tiny_run()
@@ -401,6 +383,9 @@ def test_finished_runs_are_shipped_once(tmp_path, monkeypatch, capsys):
     manifest["tiny/grid-single-m2/late"]["samples"] = 1000  # better ones are there
     train_all([tiny_run()], None, tmp_path, 0, QUIET, ship=True)
     assert len(exported) == 2
+    manifest["tiny/grid-single-m2/late"]["settings"]["recipe"]["lr"] = 7  # ... of a recipe that was given up
+    train_all([tiny_run()], None, tmp_path, 0, QUIET, ship=True)
+    assert len(exported) == 3
     assert "not shipped, weights of 1000 samples are" in capsys.readouterr().out
 
 

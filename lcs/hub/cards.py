@@ -21,7 +21,6 @@ _CONDITIONS = {
     "grid-drop-one": "a 16x16 grid, flattened, with all objects but one labelled",
     "list-all": "the locations of all objects, one after another in slots of (1, x, y)",
     "color": "how many objects there are of each of the 8 colours",
-    "unlabelled": "an empty grid: the model knows the images only, and serves as a warm start for others",
     "none": "nothing: the model is unconditional",
 }
 
@@ -53,7 +52,7 @@ def model_card(
 ) -> str:
     """README.md of a checkpoint. `result` is one item of `lcs.evaluation.evaluate_all`: its row and its K_max."""
     cifar = run.experiment.name == "cifar10"
-    unconditional = run.experiment.conditioner in ("none", "unlabelled")
+    unconditional = run.experiment.conditioner == "none"
     data = ModelCardData(
         license="apache-2.0",
         library_name="lcs",

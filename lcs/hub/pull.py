@@ -70,19 +70,14 @@ def pull_many(
 def trainer(
     out: Path, stage: str = "late", root: Path = WEIGHTS, data: Path | None = None, cifar: Path | None = None
 ) -> Callable[[Run], None]:
-    """An `or_train` hook: trains a run in `out` (resuming what is there) and enters it in the manifest of `root`.
-
-    What it starts from may be the shipped weights of the warm start, but never its own: it is trained anew.
-    """
+    """An `or_train` hook: trains a run in `out` (resuming what is there) and enters it in the manifest of `root`."""
 
     def train_and_export(run: Run) -> None:
         from lcs import weights
-        from lcs.experiments import with_warm_starts
         from lcs.training.queue import run_folder, train_all
         from lcs.training.trainer import TrainSettings
 
-        shipped = weights.find(run) is not None
-        train_all(with_warm_starts([run]), data, out, 0, TrainSettings(), cifar=cifar, from_shipped=not shipped)
+        train_all([run], data, out, 0, TrainSettings(), cifar=cifar)
         folder = run_folder(out, run)
         if not (folder / f"{stage}.safetensors").exists():
             raise LcsError(f"{run.name} is being trained by another process; run the same command again later")

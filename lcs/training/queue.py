@@ -18,7 +18,7 @@ from lcs.data.cifar import CifarImages
 from lcs.data.files import read_json
 from lcs.data.shards import RenderedScenes, StreamedScenes
 from lcs.errors import DiskFull, LcsError
-from lcs.experiments import STAGED, WARM_OBJECTS, Run
+from lcs.experiments import STAGED, STAGED_OBJECTS, Run
 from lcs.training import checkpoint
 from lcs.training.trainer import TrainSettings, is_finished, train
 
@@ -117,11 +117,8 @@ def _attend_to(run: Run, data, out: Path, seed: int, settings: TrainSettings, sh
         elif shipped and checkpoint.load_meta(shipped)["samples"] >= run.recipe.samples:
             print(f"{run.name}: shipped")
         else:
-            warm = None if shipped or resumed else _warm_start(run, out, from_shipped)
-            if run.warm_start and not (shipped or resumed or warm):
-                return f"waits for {run.warm_start.name}"
             try:
-                train(run, open_source(run, data, cifar), folder, seed, settings, warm, shipped)
+                train(run, open_source(run, data, cifar), folder, seed, settings, shipped)
             except torch.OutOfMemoryError:
                 raise LcsError(
                     f"{run.name}: not enough memory for {settings.micro_batch or 'all'} samples at once; give a "
@@ -133,27 +130,24 @@ def _attend_to(run: Run, data, out: Path, seed: int, settings: TrainSettings, sh
     return outcome
 
 
-def _warm_start(run: Run, out: Path, from_shipped: bool) -> Path | None:
-    """The weights of the run that this one starts from: of the folder of runs, else the shipped ones if allowed."""
-    if run.warm_start is None:
-        return None
-    own = run_folder(out, run.warm_start) / "late.safetensors"
-    return own if own.exists() else weights.find(run.warm_start) if from_shipped else None
-
-
 def _ship(run: Run, folder: Path) -> None:
     """Exports the stages that are shipped of a run, unless they are already in the manifest with as many samples."""
     there = weights.read_manifest()
     for stage in (
-        reversed(weights.STAGES) if run.experiment.name in STAGED and run.objects == WARM_OBJECTS else ("late",)
+        reversed(weights.STAGES) if run.experiment.name in STAGED and run.objects == STAGED_OBJECTS else ("late",)
     ):
         path = folder / f"{stage}.safetensors"
         entry = there.get(weights.entry_key(run, stage), {})
         if not path.exists():
             continue
-        samples = checkpoint.load_meta(path)["samples"]
-        if entry.get("samples", 0) > samples and stage == "late":
+        samples, settings = checkpoint.load_meta(path)["samples"], read_json(folder / "run.json")
+        if entry.get("samples", 0) > samples and stage == "late" and _same_recipe(entry["settings"], settings):
             print(f"{run.name}: not shipped, weights of {entry['samples']} samples are, these have {samples}")
             return
-        if entry.get("samples") != samples or entry.get("settings") != read_json(folder / "run.json"):
+        if entry.get("samples") != samples or entry.get("settings") != settings:
             weights.export(run, folder, stage)
+
+
+def _same_recipe(a: dict, b: dict) -> bool:
+    """Settings that differ in length only: then more samples are better. Those of another recipe are superseded."""
+    return {**a["recipe"], "samples": 0} == {**b["recipe"], "samples": 0} and a["network"] == b["network"]

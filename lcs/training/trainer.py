@@ -55,7 +55,7 @@ class TrainSettings:
 def learning_rate(recipe: Recipe, samples: int, begun: int = 0) -> float:
     """EDM2's schedule: linear ramp-up, constant, then inverse square root decay of the batch number; an end, if any.
 
-    A run that continues from bare weights has begun at `begun` samples: its optimizer starts anew, so the ramp does too.
+    A run that continues from bare weights has begun at `begun` samples: its optimizer starts anew, and the ramp.
     """
     batches = samples / recipe.batch
     rate = recipe.lr / math.sqrt(max(batches / recipe.lr_decay_batches, 1.0))
@@ -70,13 +70,12 @@ def train(
     folder: Path,
     seed: int = 0,
     settings: TrainSettings = TrainSettings(),  # noqa: B008
-    warm_start: Path | None = None,
     continued: Path | None = None,
 ) -> Path:
     """Trains `run` to its end in `folder`, resuming what is there; returns the path of the final weights.
 
-    `warm_start` is the weights file of `run.warm_start`, needed when a run that has one begins. `continued` is a
-    weights file of this very run, e.g. the shipped one, to go on from when its training state is no longer there.
+    `continued` is a weights file of this very run, e.g. the shipped one, to go on from when its training state is no
+    longer there.
     """
     folder = Path(folder)
     accelerator = Accelerator(cpu=settings.cpu, mixed_precision=settings.mixed_precision)
@@ -95,11 +94,8 @@ def train(
     torch.manual_seed(seed)  # initial weights
     whole = build_model(run)
     network = trained_network(whole)
-    if not (folder / checkpoint.STATE).exists():
-        if begun:
-            _copy_weights(network, continued)
-        elif run.warm_start is not None:
-            _start_from(network, run, warm_start)
+    if begun and not (folder / checkpoint.STATE).exists():
+        _copy_weights(network, continued)
     normalize_weights_(network)
     network.to(accelerator.device, memory_format=torch.channels_last).train()
     optimizer = build_optimizer(network, run.recipe)
@@ -147,35 +143,12 @@ def train(
     return folder / "late.safetensors"
 
 
-def _start_from(network: nn.Module, run: Run, path: Path | None) -> None:
-    """Copies all weights but the label embedding, which the unlabelled run never used."""
-    if path is None:
-        raise LcsError(f"{run.name} starts from the weights of {run.warm_start.name}: train that first")
-    _copy_weights(network, path, keep_own="unet.emb_label.weight")
-
-
-def _copy_weights(network: nn.Module, path: Path, keep_own: str | None = None) -> None:
-    """Weights of a network that may have a narrower embedding: the same function.
-
-    If the embedding here is r times as wide, its entries are repeated r times. The layers that read it then have r
-    times the inputs, each weighted by 1 / sqrt(r) of before (they are normalised), which makes their output sqrt(r)
-    times as large: their gain is divided by that.
-    """
+def _copy_weights(network: nn.Module, path: Path) -> None:
     tensors, _ = checkpoint.load_tensors(path)
-    own = network.state_dict()
-    times = own["unet.emb_noise.weight"].shape[0] / tensors["unet.emb_noise.weight"].shape[0]
-    if times < 1 or times % 1:
-        raise LcsError(f"{path}: its embedding cannot be widened {times:g} times; it must be a whole number")
-    times, copied = int(times), {}
-    for name, value in tensors.items():
-        if name == "unet.emb_noise.weight":
-            value = value.repeat(times, 1)
-        elif name.endswith("emb_linear.weight"):
-            value = value.repeat(1, times)
-        elif name.endswith("emb_gain"):
-            value = value / times**0.5
-        copied[name] = own[name] if name == keep_own else value.float()
-    network.load_state_dict(copied)
+    try:
+        network.load_state_dict({name: value.float() for name, value in tensors.items()})
+    except RuntimeError as error:
+        raise LcsError(f"{path} is of another network: {str(error).splitlines()[-1].strip()}") from None
 
 
 class _Step:
@@ -310,7 +283,6 @@ def run_settings(run: Run, seed: int) -> dict:
         "objects": run.objects,
         "scale": run.scale.name,
         "seed": seed,
-        "warm_start": run.warm_start.name if run.warm_start else None,
         "resolution": run.scale.resolution,
         "local_radius": run.scale.local_radius if run.experiment.local else None,
         "network": asdict(run.network),
@@ -319,7 +291,7 @@ def run_settings(run: Run, seed: int) -> dict:
 
 
 def _restarts(weights_file: Path | None) -> list[int]:
-    """Where the optimizer began anew, in samples, if training goes on from these weights: there, and where it did before."""
+    """Where the optimizer began anew, in samples, if training goes on from these weights: there, and before."""
     if weights_file is None:
         return []
     meta = checkpoint.load_meta(weights_file)

@@ -16,6 +16,7 @@ multiplied once, at the end.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 import torch
 from torch import Tensor, nn
@@ -30,29 +31,30 @@ UPDATE = 0.7  # root mean square of an update's entries at learning rate 1: Adam
 ADAM_EPS = 1e-8
 
 
-def orthogonalised(matrix: Tensor) -> Tensor:
-    """About U V^T for matrix [m, n] = U S V^T: singular values near 1, the same singular vectors."""
-    if matrix.shape[0] > matrix.shape[1]:
-        return orthogonalised(matrix.T).T
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """About U V^T of each of the matrices [..., m, n] = U S V^T: singular values near 1, the same singular vectors."""
+    if matrices.shape[-2] > matrices.shape[-1]:
+        return orthogonalised(matrices.mT).mT
     a, b, c = QUINTIC
-    x = matrix / (matrix.norm() + 1e-12)
-    gram = x @ x.T  # [m, m]
-    one = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    factors = []
-    for _ in range(ITERATIONS):
-        if factors:
-            gram = factors[-1] @ gram @ factors[-1]
-        factors.append(a * one + b * gram + c * (gram @ gram))
-    whole = torch.linalg.multi_dot(factors)  # they commute
-    return whole @ x
+    x = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-12)
+    x = x.view(-1, *matrices.shape[-2:])
+    gram = x @ x.mT  # [N, m, m]
+    whole = None
+    for i in range(ITERATIONS):
+        if i:
+            gram = factor @ gram @ factor  # noqa: F821, set in the first round
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal(dim1=1, dim2=2).add_(a)
+        whole = factor @ whole if i else factor
+    return (whole @ x).view(matrices.shape)
 
 
 def _rows(weight: Tensor) -> Tensor:
-    """A weight [out, in, *kernel] as a matrix [out, in * kernel], columns as they lie in memory: a view, no copy.
+    """A weight [out, in, *kernel] as [out, *kernel, in]: the order in which a convolution's weight lies in memory.
 
     The order of the columns does not matter to U V^T: they are permuted alike.
     """
-    return weight.permute(0, *range(2, weight.ndim), 1).flatten(1)
+    return weight.permute(0, *range(2, weight.ndim), 1)
 
 
 class Muon(torch.optim.Optimizer):
@@ -65,34 +67,39 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None) -> None:
         for group in self.param_groups:
-            update = self._muon if group["muon"] else self._adam
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    update(parameter, parameter.grad, self.state[parameter], group)
+            used = [p for p in group["params"] if p.grad is not None]
+            if not group["muon"]:
+                for parameter in used:
+                    self._adam(parameter, self.state[parameter], group)
+                continue
+            alike = defaultdict(list)  # those of one shape at once
+            for parameter in used:
+                alike[parameter.shape].append(parameter)
+            for weights in alike.values():
+                self._muon(weights, group["lr"])
+
+    def _muon(self, weights: list[nn.Parameter], rate: float) -> None:
+        ahead = []
+        for weight in weights:
+            state = self.state[weight]
+            if not state:
+                state["exp_avg"] = torch.zeros_like(weight)
+            average = state["exp_avg"].lerp_(weight.grad, 1 - MOMENTUM)
+            ahead.append(_rows(weight.grad.lerp(average, MOMENTUM)))  # Nesterov's average: one step ahead
+        matrices = torch.stack(ahead).flatten(2)  # [N, out, in * kernel]
+        size = rate * UPDATE * math.sqrt(max(matrices.shape[1:]))
+        for weight, update in zip(weights, orthogonalised(matrices), strict=True):
+            _rows(weight).sub_(update.view(_rows(weight).shape), alpha=size)
 
     @staticmethod
-    def _muon(weight: Tensor, grad: Tensor, state: dict, group: dict) -> None:
-        if not state:
-            state["exp_avg"] = torch.zeros_like(weight)
-        average = state["exp_avg"].lerp_(grad, 1 - MOMENTUM)
-        update = orthogonalised(_rows(grad.lerp(average, MOMENTUM)))  # Nesterov's average: one step ahead
-        size = group["lr"] * UPDATE * math.sqrt(max(update.shape))
-        weight.permute(0, *range(2, weight.ndim), 1).add_(
-            update.view(len(weight), *weight.shape[2:], weight.shape[1]), alpha=-size
-        )
-
-    @staticmethod
-    def _adam(weight: Tensor, grad: Tensor, state: dict, group: dict) -> None:
+    def _adam(weight: nn.Parameter, state: dict, group: dict) -> None:
         first, second = group["betas"]
         if not state:
-            state |= {
-                "step": torch.zeros([]),
-                "exp_avg": torch.zeros_like(weight),
-                "exp_avg_sq": torch.zeros_like(weight),
-            }
+            zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+            state |= {"step": torch.zeros([])} | zeros
         step = state["step"].add_(1).item()
-        average = state["exp_avg"].lerp_(grad, 1 - first)
-        square = state["exp_avg_sq"].lerp_(grad.square(), 1 - second)
+        average = state["exp_avg"].lerp_(weight.grad, 1 - first)
+        square = state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - second)
         denominator = (square / (1 - second**step)).sqrt_().add_(ADAM_EPS)
         weight.addcdiv_(average, denominator, value=-group["lr"] / (1 - first**step))
 

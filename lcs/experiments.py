@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from lcs.errors import LcsError
 
 STAGED_OBJECTS = 3
-STAGED = ("grid-all", "grid-random", "grid-drop-one")  # early and mid checkpoints are shipped too (1-3 objects)
+STAGED = ("grid-all", "grid-single", "list-all")  # early and mid checkpoints are shipped too (1-3 objects)
 # Trained right after those on 1-3 objects: one object only, the second colour model, CIFAR-10.
 NEXT_NEEDED = ("grid-all-m1", "grid-single-local-m1", "color-m5", "cifar10")
 GRID = 16  # cells per side of the location grid, in every experiment of the paper
@@ -142,24 +142,24 @@ SCALES = {
                 optimizer="muon",
                 batch=32,
                 samples=120_000,
-                lr=0.03,
-                lr_decay_batches=3_000,
-                lr_rampup_samples=5_000,
-                lr_anneal=0.3,
+                lr=0.02,
+                lr_decay_batches=500,
+                lr_rampup_samples=3_000,
+                lr_anneal=0.7,
                 p_mean=0.0,
                 p_std=1.6,
-                high_noise_samples=36_000,
+                high_noise_samples=30_000,
             ),
             local_recipe=Recipe(
                 optimizer="muon",
-                batch=64,
-                samples=300_000,
+                batch=32,
+                samples=100_000,
                 lr=0.02,
-                lr_decay_batches=2_000,
-                lr_rampup_samples=10_000,
-                lr_anneal=0.3,
-                p_mean=-0.4,
-                p_std=1.4,
+                lr_decay_batches=500,
+                lr_rampup_samples=3_000,
+                lr_anneal=0.7,
+                p_mean=0.0,
+                p_std=1.6,
             ),
         ),
         Scale(

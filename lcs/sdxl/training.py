@@ -37,6 +37,7 @@ from lcs.sdxl.tokenizer import build_tokenizer
 from lcs.sdxl.views import training_views
 from lcs.training import checkpoint
 from lcs.training.ema import PowerEMA
+from lcs.training.optimizer import muon
 
 ZEROED = 0.07  # share of samples with zero embeddings: SDXL's unconditional branch
 EMPTY = 0.04  # share with the empty caption
@@ -84,9 +85,7 @@ class MiniTrainer:
         self.settings, self.latents, self.styles, self.table = settings, latents, styles, table
         self.tokenizer = build_tokenizer(settings.max_tokens)
         self.model = Denoiser(settings, self.tokenizer).to(memory_format=torch.channels_last)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=settings.lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True
-        )
+        self.optimizer = muon(self.model, (0.9, 0.99), tables="embedding")
         self.ema = PowerEMA(dict(self.model.named_parameters()), (settings.ema_std,))
         self.alphas_cumprod = build_scheduler().alphas_cumprod
         self.mean = torch.tensor(vae.config.latents_mean).view(1, -1, 1, 1)

@@ -104,12 +104,17 @@ class Muon(torch.optim.Optimizer):
         weight.addcdiv_(average, denominator, value=-group["lr"] / (1 - first**step))
 
 
+def muon(network: nn.Module, betas: tuple[float, float], tables: str) -> Muon:
+    """Over all parameters of `network`; Adam takes those with `tables` in their name, too."""
+    named = dict(network.named_parameters())
+    matrices = [name for name, p in named.items() if p.ndim > 1 and len(p) > 1 and tables not in name]
+    return Muon([named[n] for n in matrices], [p for n, p in named.items() if n not in matrices], betas)
+
+
 def build_optimizer(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over all parameters, learning rate 0 until a step sets it."""
     if recipe.optimizer == "adam":
         return torch.optim.Adam(network.parameters(), lr=0.0, betas=recipe.betas, eps=ADAM_EPS, fused=True)
-    if recipe.optimizer != "muon":
-        raise LcsError(f"unknown optimizer {recipe.optimizer!r}; choose adam or muon")
-    named = dict(network.named_parameters())
-    matrices = [name for name, p in named.items() if p.ndim > 1 and len(p) > 1 and "emb_label" not in name]
-    return Muon([named[n] for n in matrices], [p for n, p in named.items() if n not in matrices], recipe.betas)
+    if recipe.optimizer == "muon":
+        return muon(network, recipe.betas, tables="emb_label")
+    raise LcsError(f"unknown optimizer {recipe.optimizer!r}; choose adam or muon")

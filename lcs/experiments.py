@@ -141,13 +141,13 @@ SCALES = {
             labelled_recipe=Recipe(
                 optimizer="muon",
                 batch=32,
-                samples=120_000,
+                samples=150_000,
                 lr=0.02,
                 lr_decay_batches=500,
                 lr_rampup_samples=3_000,
-                lr_anneal=0.7,
-                p_mean=0.0,
-                p_std=1.6,
+                lr_anneal=0.8,
+                p_mean=1.0,
+                p_std=2.0,
                 high_noise_samples=30_000,
             ),
             local_recipe=Recipe(

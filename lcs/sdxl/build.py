@@ -52,7 +52,7 @@ class MiniSettings:
     lr: float = 1.2e-3
     warmup: int = 2_000  # samples
     high_noise: float = 0.5  # share of the samples drawn from high noise only, see `training.timesteps`
-    decay: float = 0.35  # share of the samples, at the end, over which the rate falls to zero
+    decay: float = 0.85  # share of the samples, at the end, over which the rate falls to zero
     ema_std: float = 0.05  # relative width of the weights' average
     seed: int = 0
 

@@ -99,8 +99,8 @@ def load_running(run: Run, folder: Path) -> nn.Module:
     if not path.exists():
         raise LcsError(f"{path} does not exist; give the folder of a run, e.g. runs/mini/grid-all-m3")
     tensors, _ = checkpoint.load_tensors(path)
-    narrow = "ema.ema0."  # the first width is the one that is shipped
-    averaged = {name.removeprefix(narrow): t for name, t in tensors.items() if name.startswith(narrow)}
+    first = "ema.ema0."  # the width that is shipped
+    averaged = {name.removeprefix(first): t for name, t in tensors.items() if name.startswith(first)}
     return _fill(build_model(run, stored_network(read_json(Path(folder) / "run.json"))), averaged, path)
 
 

@@ -154,13 +154,13 @@ SCALES = {
             local_recipe=Recipe(
                 optimizer="muon",
                 batch=32,
-                samples=100_000,
+                samples=200_000,
                 lr=0.02,
                 lr_decay_batches=500,
                 lr_rampup_samples=3_000,
-                lr_anneal=0.7,
-                p_mean=0.0,
+                p_mean=0.4,
                 p_std=1.6,
+                ema_stds=(0.15, 0.05),
             ),
         ),
         Scale(

@@ -147,8 +147,8 @@ class Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.cut_after is not None:
             content = content[: fault.cut_after]
             self.close_connection = True
+        self.request_.sent = len(content)  # before the client has it and may look
         self.wfile.write(content)
-        self.request_.sent = len(content)
 
     def json(self, content, status: int = 200) -> None:
         self.send(status, json.dumps(content).encode(), Content_Type="application/json")

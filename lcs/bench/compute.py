@@ -94,6 +94,7 @@ def bench_train(scale: Scale, label_dim: int = GRID**2, seconds: float = 20.0) -
     torch.manual_seed(0)
     batch = scale.recipe.batch
     model = EDM2(scale.network, scale.resolution, 3, label_dim, scale.sigma_data)
+    model.to(memory_format=torch.channels_last)  # as the trainer holds it
     optimizer = build_optimizer(model, scale.recipe)
     ema = PowerEMA(dict(model.named_parameters()), scale.recipe.ema_stds)
     images, labels = _images(batch, scale.resolution), torch.randint(0, 2, (batch, label_dim)).float()

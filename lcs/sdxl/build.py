@@ -49,7 +49,7 @@ class MiniSettings:
     text_lr: float = 2e-3
     samples: int = 200_000
     batch: int = 32
-    lr: float = 1.2e-3
+    lr: float = 2e-3
     warmup: int = 2_000  # samples
     high_noise: float = 0.5  # share of the samples drawn from high noise only, see `training.timesteps`
     decay: float = 0.85  # share of the samples, at the end, over which the rate falls to zero

@@ -9,8 +9,14 @@ from torch import nn
 from lcs.errors import LcsError
 from lcs.experiments import Recipe
 from lcs.model.build import build_model, trained_network
-from lcs.training.optimizer import UPDATE, Muon, build_optimizer, orthogonalised
+from lcs.training.optimizer import UPDATE, Muon, build_optimizer, inverse_roots
 from lcs.training.trainer import TrainSettings, train
+
+
+def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
+    other = torch.randn_like(matrix[:3, :3])  # iterated beside it
+    root = inverse_roots([other[None], matrix[None]])[1][0]
+    return matrix @ root if matrix.shape[0] > matrix.shape[1] else root @ matrix
 
 
 @pytest.mark.parametrize("shape", [(12, 40), (40, 12), (32, 288), (2, 3)])

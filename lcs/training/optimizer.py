@@ -10,7 +10,7 @@ U V^T comes from five steps of a quintic iteration that drives all singular valu
     X <- (a I + b A + c A^2) X,    A = X X^T
 
 All these matrices are polynomials of the first A and commute, so only the small A [out, out] is iterated and X is
-multiplied once, at the end.
+multiplied once, at the end, onto the weight.
 """
 
 from __future__ import annotations
@@ -31,14 +31,29 @@ UPDATE = 0.7  # root mean square of an update's entries at learning rate 1: Adam
 ADAM_EPS = 1e-8
 
 
-def orthogonalised(matrices: Tensor) -> Tensor:
-    """About U V^T of each of the matrices [..., m, n] = U S V^T: singular values near 1, the same singular vectors."""
-    if matrices.shape[-2] > matrices.shape[-1]:
-        return orthogonalised(matrices.mT).mT
+def inverse_roots(stacks: list[Tensor]) -> list[Tensor]:
+    """For each X in the stacks [N, m, n] about (X X^T)^(-1/2), or (X^T X)^(-1/2) if m > n: -> [N, s, s], s = min(m, n).
+
+    With X = U S V^T, this times X (X times this, if m > n) is U V^T. Grams of one size are iterated together.
+    """
+    grams, norms, alike = [], [], defaultdict(list)
+    for i, x in enumerate(stacks):
+        gram = x.mT @ x if x.shape[1] > x.shape[2] else x @ x.mT
+        square = gram.diagonal(dim1=1, dim2=2).sum(1).clamp(min=1e-24)[:, None, None]  # |X|^2
+        grams.append(gram.div_(square))
+        norms.append(square.sqrt_())
+        alike[gram.shape[1]].append(i)
+    roots: list[Tensor] = [None] * len(stacks)
+    for members in alike.values():
+        parts = _iterated(torch.cat([grams[i] for i in members])).split([len(grams[i]) for i in members])
+        for i, part in zip(members, parts, strict=True):
+            roots[i] = part / norms[i]
+    return roots
+
+
+def _iterated(gram: Tensor) -> Tensor:
+    """About A^(-1/2) of each A in [N, s, s], none larger than 1: the product of the factors a I + b A + c A^2."""
     a, b, c = QUINTIC
-    x = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-12)
-    x = x.view(-1, *matrices.shape[-2:])
-    gram = x @ x.mT  # [N, m, m]
     whole = None
     for i in range(ITERATIONS):
         if i:
@@ -46,7 +61,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
         factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         factor.diagonal(dim1=1, dim2=2).add_(a)
         whole = factor @ whole if i else factor
-    return (whole @ x).view(matrices.shape)
+    return whole
 
 
 def _rows(weight: Tensor) -> Tensor:
@@ -72,24 +87,33 @@ class Muon(torch.optim.Optimizer):
                 for parameter in used:
                     self._adam(parameter, self.state[parameter], group)
                 continue
-            alike = defaultdict(list)  # those of one shape at once
-            for parameter in used:
-                alike[parameter.shape].append(parameter)
-            for weights in alike.values():
-                self._muon(weights, group["lr"])
+            self._muon(used, group["lr"])
 
     def _muon(self, weights: list[nn.Parameter], rate: float) -> None:
-        ahead = []
+        alike = defaultdict(list)  # those of one shape at once
         for weight in weights:
+            alike[weight.shape].append(weight)
+        stacks = [self._ahead(group) for group in alike.values()]  # of [N, out, in * kernel]
+        for group, stack, roots in zip(alike.values(), stacks, inverse_roots(stacks), strict=True):
+            size = rate * UPDATE * math.sqrt(max(stack.shape[1:]))
+            for weight, matrix, root in zip(group, stack, roots, strict=True):
+                left, right = (matrix, root) if matrix.shape[0] > matrix.shape[1] else (root, matrix)
+                rows = _rows(weight)
+                if rows.is_contiguous():
+                    rows.view(matrix.shape).addmm_(left, right, alpha=-size)
+                else:
+                    rows.sub_((left @ right).view(rows.shape), alpha=size)
+
+    def _ahead(self, weights: list[nn.Parameter]) -> Tensor:
+        """Nesterov's average of the gradients, one step ahead, as matrices. -> [N, out, in * kernel]"""
+        stack = weights[0].new_empty(len(weights), *_rows(weights[0]).shape)
+        for weight, row in zip(weights, stack, strict=True):
             state = self.state[weight]
             if not state:
                 state["exp_avg"] = torch.zeros_like(weight)
             average = state["exp_avg"].lerp_(weight.grad, 1 - MOMENTUM)
-            ahead.append(_rows(weight.grad.lerp(average, MOMENTUM)))  # Nesterov's average: one step ahead
-        matrices = torch.stack(ahead).flatten(2)  # [N, out, in * kernel]
-        size = rate * UPDATE * math.sqrt(max(matrices.shape[1:]))
-        for weight, update in zip(weights, orthogonalised(matrices), strict=True):
-            _rows(weight).sub_(update.view(_rows(weight).shape), alpha=size)
+            torch.lerp(_rows(weight.grad), _rows(average), MOMENTUM, out=row)
+        return stack.flatten(2)
 
     @staticmethod
     def _adam(weight: nn.Parameter, state: dict, group: dict) -> None:

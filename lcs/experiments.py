@@ -125,7 +125,13 @@ SCALES = {
                 unshuffle=2,
             ),
             local_network=Network(
-                channels=32, channel_mult=(1, 2), num_blocks=1, attn_resolutions=(), channels_per_head=32, unshuffle=2
+                channels=32,
+                channel_mult=(1, 2),
+                num_blocks=1,
+                attn_resolutions=(),
+                channels_per_head=32,
+                channel_mult_emb=12,  # 384 here too: two labels in one patch must not cancel
+                unshuffle=2,
             ),
             recipe=Recipe(
                 optimizer="muon",

@@ -358,6 +358,14 @@ def test_a_run_may_be_made_longer_but_not_changed(straight, tmp_path):
     assert read_json(tmp_path / "run" / "run.json")["recipe"]["samples"] == longer.recipe.samples
 
 
+def test_a_run_whose_length_is_no_whole_number_of_batches_may_be_made_longer(tmp_path):
+    run = tiny_run()
+    batch = run.recipe.batch
+    train(with_samples(run, 3 * batch - 1), source(), tmp_path / "run", settings=QUIET)  # ends at 3 batches
+    train(with_samples(run, 4 * batch), source(), tmp_path / "run", settings=QUIET)
+    assert checkpoint.load_meta(tmp_path / "run" / "late.safetensors")["samples"] == 4 * batch
+
+
 # ---- the queue ships and goes on ------------------------------------------------------------------
 
 

@@ -322,4 +322,5 @@ def _annealing(folder: Path, recipe: dict) -> bool:
     """True if the run has come to the end of its schedule, where the rate depends on its length."""
     state = folder / checkpoint.STATE
     last = int(checkpoint.load_meta(state)["samples"]) if state.exists() else 0
-    return last > (1 - recipe.get("lr_anneal", 0.0)) * recipe["samples"]
+    begins = (1 - recipe.get("lr_anneal", 0.0)) * recipe["samples"]
+    return last > math.ceil(begins / recipe["batch"]) * recipe["batch"]  # the last batch may reach beyond

@@ -10,7 +10,7 @@ U V^T comes from five steps of a quintic iteration that drives all singular valu
     X <- (a I + b A + c A^2) X,    A = X X^T
 
 All these matrices are polynomials of the first A and commute, so only the small A [out, out] is iterated and X is
-multiplied once, at the end, onto the weight.
+multiplied once, at the end.
 """
 
 from __future__ import annotations
@@ -99,10 +99,7 @@ class Muon(torch.optim.Optimizer):
             for weight, matrix, root in zip(group, stack, roots, strict=True):
                 left, right = (matrix, root) if matrix.shape[0] > matrix.shape[1] else (root, matrix)
                 rows = _rows(weight)
-                if rows.is_contiguous():
-                    rows.view(matrix.shape).addmm_(left, right, alpha=-size)
-                else:
-                    rows.sub_((left @ right).view(rows.shape), alpha=size)
+                rows.sub_((left @ right).view(rows.shape), alpha=size)
 
     def _ahead(self, weights: list[nn.Parameter]) -> Tensor:
         """Nesterov's average of the gradients, one step ahead, as matrices. -> [N, out, in * kernel]"""

@@ -270,10 +270,18 @@ def test_a_run_cannot_end_before_what_it_has_seen(tmp_path):
     run = tiny_run(lr_anneal=0.3)
     train(run, source(), tmp_path, settings=replace(QUIET, stop_after_samples=32))
     before = read_json(tmp_path / "run.json")
-    with pytest.raises(LcsError, match="too many samples to end at 40"):
-        train(tiny_run(lr_anneal=0.3, samples=40), source(), tmp_path, settings=QUIET)
+    with pytest.raises(LcsError, match="too many samples to end at 34"):  # its rate would have fallen from 23.8 on
+        train(tiny_run(lr_anneal=0.3, samples=34), source(), tmp_path, settings=QUIET)
     assert read_json(tmp_path / "run.json") == before
     train(run, source(), tmp_path, settings=QUIET)
+
+
+def test_a_run_may_end_earlier_while_its_rate_would_have_been_the_same(tmp_path):
+    ending = tiny_run(lr_anneal=0.3, samples=40)  # the rate falls from sample 28 on: first felt by the batch at 32
+    train(tiny_run(lr_anneal=0.3), source(), tmp_path / "cut", settings=replace(QUIET, stop_after_samples=32))
+    train(ending, source(), tmp_path / "cut", settings=QUIET)
+    train(ending, source(), tmp_path / "straight", settings=QUIET)
+    assert_same(state(tmp_path / "cut"), state(tmp_path / "straight"))
 
 
 def test_other_settings_are_refused(straight):

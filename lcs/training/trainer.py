@@ -323,4 +323,4 @@ def _annealing(folder: Path, recipe: dict) -> bool:
     state = folder / checkpoint.STATE
     last = int(checkpoint.load_meta(state)["samples"]) if state.exists() else 0
     begins = (1 - recipe.get("lr_anneal", 0.0)) * recipe["samples"]
-    return last > math.ceil(begins / recipe["batch"]) * recipe["batch"]  # the last batch may reach beyond
+    return last > math.ceil(begins / recipe["batch"]) * recipe["batch"]  # a batch's rate is its first sample's

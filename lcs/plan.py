@@ -31,7 +31,7 @@ class Cost:
     samples: int
     exaflop: float  # of the whole training
     gpu_hours: dict[str, float]
-    machine_hours: float  # this machine, all cores
+    machine_hours: float  # one thread of this machine
     data_gb: float
     weights_gb: float
 
@@ -75,8 +75,8 @@ def plan(scales: list[str], machine_gflops: float) -> list[Cost]:
     return [run_cost(run, machine_gflops) for scale in scales for run in paper_runs(scale)]
 
 
-def as_table(costs: list[Cost]) -> str:
-    """Fixed-width text, one row a run."""
+def as_table(costs: list[Cost], threads: int = 1) -> str:
+    """Fixed-width text, one row a run, and the sum; on `threads` threads so many runs go side by side."""
     head = ["run", "scale", "params", "GFLOP", "samples", "EFLOP", *GPU_TFLOPS, "here", "data", "weights"]
     rows = [head]
     for c in costs:
@@ -88,5 +88,7 @@ def as_table(costs: list[Cost]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
     total = {gpu: sum(c.gpu_hours[gpu] for c in costs) for gpu in GPU_TFLOPS}
-    lines.append("all runs: " + ", ".join(f"{gpu} {hours:,.3g} h" for gpu, hours in total.items()))
+    here = sum(c.machine_hours for c in costs) / threads
+    side = f" ({threads} side by side)" if threads > 1 else ""
+    lines.append("all runs: " + ", ".join(f"{g} {h:,.3g} h" for g, h in total.items()) + f", here {here:,.3g} h{side}")
     return "\n".join(lines)

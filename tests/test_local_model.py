@@ -76,6 +76,27 @@ def test_batched_equals_patch_by_patch(k, network):
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
 
 
+def test_batched_equals_patch_by_patch_with_a_list():
+    """Entry (1, x, y) lies in cell (floor(16 y), floor(16 x)); in a patch it is told where in the patch it is."""
+    model = local_model("list", k=2)
+    entries = [(0.30, 0.71), (0.36, 0.66), (0.99, 0.02)]
+    labels = torch.tensor([[v for x, y in entries for v in (1.0, x, y)] + [0.0] * 3])
+    image = torch.randn(1, 3, 32, 32)
+    padded = torch.nn.functional.pad(image, (4, 4, 4, 4))
+    want = torch.empty_like(image)
+    for i in range(GRID):
+        for j in range(GRID):
+            near = [(x, y) for x, y in entries if abs(int(16 * y) - i) <= 2 and abs(int(16 * x) - j) <= 2]
+            told = [v for x, y in near for v in (1.0, (16 * x - (j - 2)) / 5, (16 * y - (i - 2)) / 5)]
+            label = torch.tensor([told + [0.0] * (12 - len(told)) + [i / 7.5 - 1, j / 7.5 - 1]])
+            patch = padded[:, :, 2 * i : 2 * i + 10, 2 * j : 2 * j + 10]
+            with torch.no_grad():
+                centre = model.denoiser(patch, 0.8, label)[0, :, 4:6, 4:6]
+            want[0, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2] = centre
+    with torch.no_grad():
+        torch.testing.assert_close(model(image, 0.8, labels), want, atol=1e-5, rtol=0)
+
+
 def test_batch_and_sigma_per_image():
     model = local_model()
     x, labels = torch.randn(2, 3, 32, 32), torch.cat([grid_label((3, 4)), grid_label((8, 8))])

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors import SafetensorError
 from tiny import source, tiny_run
 
@@ -95,7 +96,16 @@ def test_stopping_and_resuming_is_bit_identical(straight, tmp_path):
 
 
 def test_kill_9_and_resume_is_bit_identical(straight, tmp_path):
-    command = [sys.executable, "tests/tiny.py", str(tmp_path), "0", "64"]  # a checkpoint after every step
+    command = [
+        sys.executable,
+        "tests/tiny.py",
+        "run",
+        "grid-single",
+        "adam",
+        str(tmp_path),
+        "0",
+        "64",
+    ]  # a checkpoint after every step
     env = os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": str(torch.get_num_threads())}
     process = subprocess.Popen(command, cwd=REPO, env=env, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
@@ -112,7 +122,8 @@ def test_kill_9_and_resume_is_bit_identical(straight, tmp_path):
     assert not list(tmp_path.glob(".*.tmp"))
 
 
-def test_two_processes_equal_one(straight, tmp_path):
+def two_processes(*arguments: str) -> list[subprocess.Popen]:
+    """Two workers of one launch, each `python tests/tiny.py ARGUMENTS`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -122,15 +133,43 @@ def test_two_processes_equal_one(straight, tmp_path):
             "PYTHONPATH": str(REPO), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        command = [sys.executable, "tests/tiny.py", str(tmp_path), "1000", "64"]
+        command = [sys.executable, "tests/tiny.py", *arguments]
         workers.append(subprocess.Popen(command, cwd=REPO, env=env, stderr=subprocess.PIPE, text=True))
+    return workers
+
+
+def finish(workers: list[subprocess.Popen]) -> None:
     for worker in workers:
         _, errors = worker.communicate(timeout=240)
         assert worker.returncode == 0, errors
+
+
+def test_two_processes_equal_one(straight, tmp_path):
+    finish(two_processes("run", "grid-single", "adam", str(tmp_path), "1000", "64"))
     one, two = state(straight), state(tmp_path)
     moved = max((one[name] - value).abs().max() for name, value in _initial_state().items())
     assert moved > 0.01
     assert_same(one, two, tolerance=2e-4)
+
+
+def test_two_processes_equal_one_with_muon_on_patches(tmp_path):
+    finish(two_processes("run", "grid-single-local", "muon", str(tmp_path / "two"), "1000", "64"))
+    train(tiny_run("grid-single-local", optimizer="muon"), source(), tmp_path / "one", settings=QUIET)
+    assert_same(state(tmp_path / "one"), state(tmp_path / "two"), tolerance=2e-3)
+
+
+def test_an_error_ends_a_launch_of_several_processes(tmp_path):
+    """One process that went on to the next run alone would train it on the other's samples of the failed one."""
+    out = tmp_path / "runs"
+    train(tiny_run("grid-all"), source(), trainer.run_folder(out, tiny_run("grid-all")), seed=1,
+          settings=replace(QUIET, stop_after_samples=16))  # fmt: skip
+    workers = two_processes("queue", str(out))
+    _, errors = workers[0].communicate(timeout=240)  # the main process finds another seed
+    assert workers[0].returncode == 1
+    assert "other settings (seed)" in errors
+    workers[1].kill()  # as a launcher does
+    workers[1].communicate()
+    assert not (trainer.run_folder(out, tiny_run("grid-single")) / "state.safetensors").exists()
 
 
 def _initial_state() -> dict[str, torch.Tensor]:
@@ -223,14 +262,36 @@ def test_infinite_gradient_of_a_finite_loss_stops_too(tmp_path, monkeypatch):
 
 def test_posthoc_ema_of_a_tracked_width_is_the_tracked_average(straight):
     tracked = checkpoint.load_tensors(straight / "late.safetensors")[0]
-    rebuilt = checkpoint.posthoc_ema(straight, 0.05)
+    rebuilt, samples = checkpoint.posthoc_ema(straight, 0.05)
+    assert samples == 64
     assert rebuilt.keys() == tracked.keys()
     for name in tracked:
         assert torch.allclose(rebuilt[name].float(), tracked[name], atol=1e-4), name
-    wider = checkpoint.posthoc_ema(straight, 0.15)
+    wider, _ = checkpoint.posthoc_ema(straight, 0.15)
     assert max((wider[n] - tracked[n]).abs().max() for n in tracked) > 1e-3
     with pytest.raises(LcsError, match="no EMA snapshots"):
         checkpoint.posthoc_ema(straight / "nowhere", 0.1)
+
+
+def test_posthoc_ema_may_end_at_any_snapshot(straight, tmp_path):
+    train(tiny_run(), source(), tmp_path, settings=replace(QUIET, stop_after_samples=40))
+    then = checkpoint.load_tensors(tmp_path / "state.safetensors")[0]
+    rebuilt, samples = checkpoint.posthoc_ema(straight, 0.10, 42)
+    assert samples == 40
+    off = max((rebuilt[n] - then[f"ema.ema1.{n}"]).abs().max() for n in rebuilt)
+    end = max((state(straight)[f"ema.ema1.{n}"] - then[f"ema.ema1.{n}"]).abs().max() for n in rebuilt)
+    assert off < 1e-3 < end
+
+
+def test_a_stage_can_be_rebuilt_with_another_width(tmp_path):
+    run = tiny_run()
+    folder = trainer.run_folder(tmp_path, run)
+    train(run, source(), folder, settings=QUIET)
+    path = trainer.reconstruct_stage(run, tmp_path, "mid", 0.12, 40)
+    meta = checkpoint.load_meta(path)
+    assert (path.name, meta["samples"], meta["ema_std"], meta["stage"]) == ("mid.safetensors", 40, 0.12, "mid")
+    with pytest.raises(LcsError, match="unknown stage"):
+        trainer.reconstruct_stage(run, tmp_path, "middle", 0.12)
 
 
 def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
@@ -282,6 +343,66 @@ def test_a_run_may_end_earlier_while_its_rate_would_have_been_the_same(tmp_path)
     train(ending, source(), tmp_path / "cut", settings=QUIET)
     train(ending, source(), tmp_path / "straight", settings=QUIET)
     assert_same(state(tmp_path / "cut"), state(tmp_path / "straight"))
+
+
+def test_a_run_shortened_to_where_it_stopped_is_finished(straight, tmp_path):
+    train(tiny_run(), source(), tmp_path, settings=replace(QUIET, stop_after_samples=32))
+    short = tiny_run(samples=32)
+    late = train(short, source(), tmp_path, settings=QUIET)
+    assert trainer.is_finished(tmp_path, short)
+    assert checkpoint.load_meta(late)["samples"] == 32
+    assert torch.equal(
+        checkpoint.load_tensors(late)[0]["unet.out_conv.weight"], state(tmp_path)["ema.ema0.unet.out_conv.weight"]
+    )
+
+
+def test_stages_that_a_new_length_moves_are_taken_from_snapshots(tmp_path):
+    train(tiny_run(samples=320), source(), tmp_path, settings=replace(QUIET, stop_after_samples=160))
+    assert checkpoint.load_meta(tmp_path / "mid.safetensors")["samples"] == 128
+    train(tiny_run(samples=168), source(), tmp_path, settings=QUIET)  # 40% of it, 67, is gone; kept were 40, 80, ...
+    tensors, meta = checkpoint.load_tensors(tmp_path / "mid.safetensors")
+    assert (meta["samples"], meta["stage"]) == (80, "mid")
+    snapshot = checkpoint.load_tensors(tmp_path / "snapshot-80.safetensors")[0]
+    assert all(torch.allclose(t, snapshot[f"ema0.{n}"], atol=1e-4) for n, t in tensors.items())
+
+
+def test_other_pixels_are_refused(tmp_path):
+    run = tiny_run()
+    train(run, source(), tmp_path, settings=replace(QUIET, stop_after_samples=16))
+    other = replace(run, scale=replace(run.scale, pixel_mean=(0.4, 0.4, 0.4)))
+    with pytest.raises(LcsError, match=r"other settings \(pixels\)"):
+        train(other, source(), tmp_path, settings=QUIET)
+
+
+def test_adam_is_the_papers_whatever_the_number_of_pixels():
+    """One step of Adam on the mean over pixels equals one on the paper's sum, also where gradients are tiny."""
+    run = tiny_run()
+    network = trained_network(build_model(run))
+    (weight,) = [p for n, p in network.named_parameters() if n == "unet.out_conv.weight"]
+    pixels = 3 * run.scale.resolution**2
+    summed = torch.nn.Parameter(weight.detach().clone())
+    ours = trainer.build_optimizer(network, run.recipe)
+    theirs = torch.optim.Adam([summed], lr=0.01, betas=run.recipe.betas, eps=1e-8)
+    summed.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)) * 1e-7
+    weight.grad = summed.grad / pixels
+    ours.param_groups[0]["lr"] = 0.01
+    before = weight.detach().clone()
+    ours.step(), theirs.step()
+    assert (weight - before).abs().mean() > 0.005
+    assert torch.allclose(weight, summed, atol=1e-6)
+
+
+def test_bf16_stays_close_to_full_precision(straight, tmp_path):  # fp16 needs a GPU: accelerate ignores it elsewhere
+    AcceleratorState._reset_state(reset_partial_state=True)  # accelerate allows one precision per process
+    try:
+        train(tiny_run(), source(), tmp_path, settings=replace(QUIET, mixed_precision="bf16"))
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    one, other = state(straight), state(tmp_path)
+    assert all(t.dtype == torch.float32 for n, t in other.items() if n.startswith("model."))
+    moved = {n: (one[n] - v).norm() for n, v in _initial_state().items() if v.ndim > 1 and "label" not in n}
+    apart = {n: (one[n] - other[n]).norm() for n in moved}
+    assert 0 < sum(apart.values()) < 0.5 * sum(moved.values())
 
 
 def test_other_settings_are_refused(straight):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from lcs.data.shards import StreamedScenes
 from lcs.experiments import Network, Recipe, Run, get_experiment, get_scale
+from lcs.training.queue import train_all
 from lcs.training.trainer import TrainSettings, train
 
 _NETWORK = Network(
@@ -28,7 +29,11 @@ def source() -> StreamedScenes:
     return StreamedScenes((1, 2), SCALE.resolution)
 
 
-if __name__ == "__main__":  # python tests/tiny.py FOLDER CHECKPOINT_SECONDS SAMPLES
-    folder, seconds, samples = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-    settings = TrainSettings(cpu=True, checkpoint_seconds=seconds, progress=False)
-    train(tiny_run(samples=samples), source(), folder, settings=settings)
+if __name__ == "__main__":  # run EXPERIMENT OPTIMIZER FOLDER CHECKPOINT_SECONDS SAMPLES, or: queue OUT
+    if sys.argv[1] == "run":
+        experiment, optimizer, folder, seconds, samples = sys.argv[2:]
+        settings = TrainSettings(cpu=True, checkpoint_seconds=float(seconds), progress=False)
+        train(tiny_run(experiment, optimizer=optimizer, samples=int(samples)), source(), folder, settings=settings)
+    else:
+        runs = [tiny_run("grid-all"), tiny_run("grid-single")]
+        train_all(runs, None, sys.argv[2], 0, TrainSettings(cpu=True, progress=False), keep_going=True)

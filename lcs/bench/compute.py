@@ -23,7 +23,6 @@ from lcs.diffusion.loss import edm2_loss, sample_sigma
 from lcs.diffusion.samplers import heun, initial_noise, sigma_schedule
 from lcs.experiments import GRID, Scale
 from lcs.model.edm2 import EDM2
-from lcs.model.fused import keep_freed_memory
 from lcs.model.layers import normalize_weights_
 from lcs.model.local import LocalEDM2, all_cells, extract_patches
 from lcs.training.ema import PowerEMA
@@ -38,7 +37,6 @@ HEUN_STEPS = 32  # of a full sample: 63 network calls
 def single_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    keep_freed_memory()
     try:
         yield
     finally:

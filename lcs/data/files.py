@@ -61,7 +61,9 @@ def read_json(path: Path):
         return json.loads(Path(path).read_text())
     except FileNotFoundError:
         raise LcsError(f"{path} does not exist") from None
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise LcsError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # no JSON, or no text
         raise LcsError(f"{path} is not valid JSON: {error}") from None
 
 

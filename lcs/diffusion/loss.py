@@ -31,7 +31,7 @@ def edm2_loss(
 
     u is the model's learned log-variance of the weighted error at each noise level; at its optimum the first term
     is 1, so every noise level contributes gradients of the same size. The paper *sums* over the pixels of an image
-    where this takes the mean: a constant factor, to which Adam is blind except through its epsilon.
+    where this takes the mean: a constant factor, to which Adam is blind if its epsilon follows (`build_optimizer`).
     """
     s = sigma[:, None, None, None]
     x0hat, u = model(torch.addcmul(images, noise, s), sigma, labels, return_logvar=True)

@@ -13,8 +13,6 @@ fit on |u| < 9, error 6e-8 before float32 rounding): no branch, no call, so the 
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,7 +27,6 @@ ONE, HALF, TOP = F(1), F(0.5), F(9)
 # Sums may be reordered, so that they vectorise. Fused multiply-adds are left out: loops check at run time whether their
 # arrays overlap and fall back to a scalar version, which would round differently depending on addresses.
 MATH = {"reassoc", "nsz", "nnan", "ninf"}
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
 def usable(x: Tensor, training: bool, layout: torch.memory_format | None = None) -> bool:
@@ -48,19 +45,6 @@ def usable(x: Tensor, training: bool, layout: torch.memory_format | None = None)
         and not torch.compiler.is_compiling()
         and not torch._C._functorch.peek_interpreter_stack()
     )
-
-
-def keep_freed_memory() -> None:
-    """Tells glibc not to hand freed maps back to the system: a pass over fresh pages costs several over used ones.
-
-    Without glibc, or if it refuses, nothing happens.
-    """
-    try:
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-    except (OSError, AttributeError):
-        pass
 
 
 def rows(x: Tensor) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The state of a training run on disk: one safetensors file, whole or absent, plus a loss log in CSV.
 
 RUN/state.safetensors            everything needed to go on: weights, the optimizer's moments, EMA averages
-RUN/snapshot-0001.safetensors    EMA averages at regular times, for post-hoc reconstruction
+RUN/snapshot-12000.safetensors   EMA averages at regular times (samples seen), for post-hoc reconstruction
 RUN/early|mid|late.safetensors   EMA weights at three times of training (the scatter plot needs them)
 RUN/loss.csv, RUN/loss.png       training loss
 RUN/run.json                     settings, so that a folder is never continued with other ones
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lcs.data.files import atomic_write, write_error
 from lcs.errors import LcsError
-from lcs.training.ema import posthoc_weights, reconstruct
+from lcs.training.ema import PowerEMA, posthoc_weights, reconstruct
 
 STATE = "state.safetensors"
 
@@ -83,15 +83,28 @@ def restore_training_state(
     return part("ema.")
 
 
-def posthoc_ema(folder: Path, std: float) -> dict[str, Tensor]:
-    """The EMA weights of any relative width at the end of a run, reconstructed from its snapshots."""
-    paths = sorted(Path(folder).glob("snapshot-*.safetensors"))
-    if not paths:
+def save_snapshot(folder: Path, samples: int, ema: PowerEMA) -> None:
+    meta = {"samples": samples, "ema_steps": ema.step, "stds": list(ema.stds)}
+    save_tensors(Path(folder) / f"snapshot-{samples}.safetensors", ema.state_dict(), meta)
+
+
+def snapshots(folder: Path) -> list[tuple[Path, dict]]:
+    """The EMA snapshots of a run with their meta, in the order they were made."""
+    found = [(path, load_meta(path)) for path in Path(folder).glob("snapshot-*.safetensors")]
+    return sorted(found, key=lambda item: item[1]["samples"])
+
+
+def posthoc_ema(folder: Path, std: float, samples: int | None = None) -> tuple[dict[str, Tensor], int]:
+    """The EMA weights of any relative width at a snapshot of a run, reconstructed from all; and the samples seen then.
+
+    The snapshot is the last, or the one nearest to `samples`.
+    """
+    kept = snapshots(folder)
+    if not kept:
         raise LcsError(f"{folder} has no EMA snapshots")
-    metas = [load_meta(path) for path in paths]
-    tracked = [(path, i, meta["ema_steps"], s) for path, meta in zip(paths, metas, strict=True)
-               for i, s in enumerate(meta["stds"])]  # fmt: skip
-    weights = posthoc_weights([(steps, s) for _, _, steps, s in tracked], metas[-1]["ema_steps"], std)
+    end = min((meta for _, meta in kept), key=lambda m: abs(m["samples"] - (samples or kept[-1][1]["samples"])))
+    tracked = [(path, i, meta["ema_steps"], s) for path, meta in kept for i, s in enumerate(meta["stds"])]
+    weights = posthoc_weights([(steps, s) for _, _, steps, s in tracked], end["ema_steps"], std)
 
     def averages():
         for path, i, _, _ in tracked:
@@ -99,7 +112,7 @@ def posthoc_ema(folder: Path, std: float) -> dict[str, Tensor]:
             tensors, _ = load_tensors(path)
             yield {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
-    return reconstruct(averages(), weights)
+    return reconstruct(averages(), weights), end["samples"]
 
 
 # ---- loss log -------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from lcs.errors import LcsError
 from lcs.experiments import Recipe
+from lcs.model.edm2 import EDM2
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c: steepest at 0 while singular values stay within about 0.7 to 1.2
 ITERATIONS = 5
@@ -132,10 +133,15 @@ def muon(network: nn.Module, betas: tuple[float, float], tables: str) -> Muon:
     return Muon([named[n] for n in matrices], [p for n, p in named.items() if n not in matrices], betas)
 
 
-def build_optimizer(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over all parameters, learning rate 0 until a step sets it."""
+def build_optimizer(network: EDM2, recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimizer over all parameters of an `EDM2`, learning rate 0 until a step sets it.
+
+    EDM2 sums the loss over pixels where ours takes the mean, so our gradients are smaller by the number of pixels.
+    So is Adam's epsilon: otherwise weights with small gradients would move less than the paper's.
+    """
     if recipe.optimizer == "adam":
-        return torch.optim.Adam(network.parameters(), lr=0.0, betas=recipe.betas, eps=ADAM_EPS, fused=True)
+        eps = ADAM_EPS / (network.in_channels * network.resolution**2)
+        return torch.optim.Adam(network.parameters(), lr=0.0, betas=recipe.betas, eps=eps, fused=True)
     if recipe.optimizer == "muon":
         return muon(network, recipe.betas, tables="emb_label")
     raise LcsError(f"unknown optimizer {recipe.optimizer!r}; choose adam or muon")

@@ -15,16 +15,12 @@ import torch
 
 from lcs import weights
 from lcs.data.cifar import CifarImages
-from lcs.data.files import read_json
+from lcs.data.files import read_json, write_error
 from lcs.data.shards import RenderedScenes, StreamedScenes
 from lcs.errors import DiskFull, LcsError
 from lcs.experiments import STAGED, STAGED_OBJECTS, Run
 from lcs.training import checkpoint
-from lcs.training.trainer import TrainSettings, is_finished, train
-
-
-def run_folder(out: Path, run: Run) -> Path:
-    return Path(out) / run.scale.name / run.name
+from lcs.training.trainer import TrainSettings, is_finished, run_folder, train
 
 
 def open_source(run: Run, data: Path | None, cifar: Path | None = None):
@@ -43,14 +39,22 @@ def open_source(run: Run, data: Path | None, cifar: Path | None = None):
     return scenes
 
 
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 @contextmanager
 def claimed(folder: Path):
     """Yields True if this process now holds the run's lock, False if another one does."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:  # one launch, many processes: they train the run together
+    if _processes() > 1:  # one launch, many processes: they train the run together
         yield True
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as handle:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = open(folder / "lock", "w")  # noqa: SIM115, closed below
+    except OSError as error:
+        raise write_error(folder, error) from None
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -73,7 +77,8 @@ def train_all(
     """Trains every run that is neither finished nor being trained elsewhere; `ship` exports what is finished.
 
     `keep_going`: a run that fails (no data for it, a loss that is not finite) does not stop the others; it is named in
-    the error at the end. `from_shipped`: a run that has no state here goes on from its shipped weights instead of from
+    the error at the end. Several processes of one launch do stop: one that went on alone would train the next run on
+    the others' samples of this one. `from_shipped`: a run without a state here goes on from its shipped weights instead of from
     the start. What waits for another process's run is tried again after every run that was trained here.
     """
     left, failed = list(runs), []
@@ -85,7 +90,7 @@ def train_all(
             except DiskFull:
                 raise
             except LcsError as error:
-                if not keep_going:
+                if not keep_going or _processes() > 1:
                     raise
                 print(f"{run.name}: skipped, {error}")
                 failed.append(run.name)

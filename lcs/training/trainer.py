@@ -26,8 +26,7 @@ from lcs.data.files import as_json, read_json, write_json
 from lcs.diffusion.loss import edm2_loss
 from lcs.errors import LcsError
 from lcs.experiments import Recipe, Run
-from lcs.model.build import build_model, trained_network
-from lcs.model.fused import keep_freed_memory
+from lcs.model.build import build_model, resolution_of, trained_network
 from lcs.model.layers import normalize_weights_
 from lcs.training import checkpoint
 from lcs.training.batches import Batch, make_batch
@@ -90,7 +89,6 @@ def train(
     if is_finished(folder, run):
         return folder / "late.safetensors"
 
-    keep_freed_memory()
     torch.manual_seed(seed)  # initial weights
     whole = build_model(run)
     network = trained_network(whole)
@@ -117,6 +115,8 @@ def train(
     saver = _Saver(run, folder, network, optimizer, ema, restarts)
     log = _LossLog(folder / "loss.csv", samples)
     last_save = time.monotonic()
+    if main:
+        saver.make_up_for(samples)
     with bar:
         while samples < run.recipe.samples:
             loss, error = step(samples, learning_rate(run.recipe, samples, begun))
@@ -230,19 +230,40 @@ class _Saver:
         for name, fraction in STAGES.items():
             if before < fraction * total <= samples or (fraction == 1.0 and samples >= total > before):
                 self._save_ema(self.folder / f"{name}.safetensors", samples, stage=name)
-        number = samples * SNAPSHOTS // total
-        if number > before * SNAPSHOTS // total:
-            tensors = self.ema.state_dict()
-            meta = {"samples": samples, "ema_steps": self.ema.step, "stds": list(self.run.recipe.ema_stds)}
-            checkpoint.save_tensors(self.folder / f"snapshot-{number:04d}.safetensors", tensors, meta)
+        if samples * SNAPSHOTS // total > before * SNAPSHOTS // total:
+            checkpoint.save_snapshot(self.folder, samples, self.ema)
+
+    def make_up_for(self, samples: int) -> None:
+        """What a run of another length has not kept: the end, if it is there already; stages that have gone by.
+
+        The stages are taken from the nearest snapshots. Those kept at about the right time are left alone.
+        """
+        total, width = self.run.recipe.samples, self.run.recipe.ema_stds[0]
+        if samples >= total:
+            self._save_ema(self.folder / "late.safetensors", samples, "late")
+            checkpoint.save_snapshot(self.folder, samples, self.ema)
+        for name, fraction in STAGES.items():
+            path, due = self.folder / f"{name}.safetensors", fraction * total
+            kept = checkpoint.load_meta(path)["samples"] if path.exists() else 0
+            if name == "late" or due > samples or abs(kept - due) <= total / SNAPSHOTS:
+                continue
+            if checkpoint.snapshots(self.folder):
+                tensors, at = checkpoint.posthoc_ema(self.folder, width, round(due))
+                checkpoint.save_tensors(path, tensors, stage_meta(self.run, name, at, width, self.restarts))
 
     def _save_ema(self, path: Path, samples: int, stage: str) -> None:
         width = self.run.recipe.ema_stds[0]
-        meta = {
-            "run": self.run.name, "scale": self.run.scale.name, "stage": stage, "samples": samples,
-            "ema_std": width, "version": lcs.__version__, "continued_at": self.restarts,
-        }  # fmt: skip
-        checkpoint.save_tensors(path, self.ema.average(width), meta)
+        checkpoint.save_tensors(
+            path, self.ema.average(width), stage_meta(self.run, stage, samples, width, self.restarts)
+        )
+
+
+def stage_meta(run: Run, stage: str, samples: int, width: float, restarts: list[int]) -> dict:
+    """What is written into the file of a stage's EMA weights."""
+    return {
+        "run": run.name, "scale": run.scale.name, "stage": stage, "samples": samples,
+        "ema_std": width, "version": lcs.__version__, "continued_at": restarts,
+    }  # fmt: skip
 
 
 class _LossLog:
@@ -269,6 +290,10 @@ class _LossLog:
         return True
 
 
+def run_folder(out: Path, run: Run) -> Path:
+    return Path(out) / run.scale.name / run.name
+
+
 def is_finished(folder: Path, run: Run) -> bool:
     """The state is written last: after the late weights and the last snapshot."""
     files = folder / checkpoint.STATE, folder / "late.safetensors"
@@ -283,11 +308,24 @@ def run_settings(run: Run, seed: int) -> dict:
         "objects": run.objects,
         "scale": run.scale.name,
         "seed": seed,
-        "resolution": run.scale.resolution,
+        "resolution": resolution_of(run),
         "local_radius": run.scale.local_radius if run.experiment.local else None,
+        "pixels": {"mean": run.scale.pixel_mean, "std": run.scale.pixel_std, "sigma_data": run.scale.sigma_data},
         "network": asdict(run.network),
         "recipe": asdict(run.recipe),
     }
+
+
+def reconstruct_stage(run: Run, out: Path, stage: str, width: float, samples: int | None = None) -> Path:
+    """Replaces a stage's weights by the post-hoc average of a relative width that ends near so many samples."""
+    if stage not in STAGES:
+        raise LcsError(f"unknown stage {stage!r}; choose from {', '.join(STAGES)}")
+    folder = run_folder(out, run)
+    tensors, at = checkpoint.posthoc_ema(folder, width, samples)
+    path = folder / f"{stage}.safetensors"
+    restarts = [r for r in read_json(folder / "run.json").get("continued_at", []) if r < at]
+    checkpoint.save_tensors(path, tensors, stage_meta(run, stage, at, width, restarts))
+    return path
 
 
 def _restarts(weights_file: Path | None) -> list[int]:
@@ -312,6 +350,7 @@ def _check_folder(folder: Path, run: Run, seed: int, restarts: list[int]) -> Non
         if _annealing(folder, found["recipe"] | {"samples": run.recipe.samples}):
             raise LcsError(f"{folder} has seen too many samples to end at {run.recipe.samples}; give more --samples")
         found["recipe"]["samples"] = run.recipe.samples
+    found = {"pixels": as_json(wanted["pixels"])} | found  # not recorded by earlier versions
     differs = [k for k in wanted if found.get(k) != as_json(wanted[k])]
     if differs:
         raise LcsError(f"{folder} was trained with other settings ({', '.join(differs)}); use another --out folder")

@@ -78,8 +78,8 @@ def train_all(
 
     `keep_going`: a run that fails (no data for it, a loss that is not finite) does not stop the others; it is named in
     the error at the end. Several processes of one launch do stop: one that went on alone would train the next run on
-    the others' samples of this one. `from_shipped`: a run without a state here goes on from its shipped weights instead of from
-    the start. What waits for another process's run is tried again after every run that was trained here.
+    the others' samples of this one. `from_shipped`: a run without a state here goes on from its shipped weights instead
+    of from the start. What waits for another process's run is tried again after every run that was trained here.
     """
     left, failed = list(runs), []
     while left:

@@ -56,7 +56,11 @@ EXPERIMENTS = {
 
 @dataclass(frozen=True)
 class Network:
-    """EDM2 U-Net settings; the defaults are edm2-img64-xs."""
+    """EDM2 U-Net settings; the defaults are edm2-img64-xs.
+
+    What XS leaves as it is, is fixed in `lcs/model/edm2.py`: no dropout, a 2x2 box for resampling, a noise embedding as
+    wide as the first level, the balances of sums and concatenations, clipping at 256.
+    """
 
     channels: int = 128
     channel_mult: tuple[int, ...] = (1, 2, 3, 4)

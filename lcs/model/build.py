@@ -25,7 +25,9 @@ def build_model(run: Run, network: Network | None = None) -> nn.Module:
     experiment, scale, network = run.experiment, run.scale, network or run.network
     if experiment.local:
         kind = "list" if experiment.conditioner.startswith("list") else "grid"
-        return LocalEDM2(network, resolution_of(run), kind, scale.local_radius, sigma_data=scale.sigma_data)
+        return LocalEDM2(
+            network, resolution_of(run), kind, scale.local_radius, scale.list_slots, sigma_data=scale.sigma_data
+        )
     label_dim = 0 if experiment.conditioner == "none" else get_conditioner(experiment.conditioner).dim
     return EDM2(network, resolution_of(run), label_dim=label_dim, sigma_data=scale.sigma_data)
 

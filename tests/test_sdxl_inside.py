@@ -10,6 +10,7 @@ from sdxl_tiny import tiny_pipeline
 
 from lcs.errors import LcsError
 from lcs.sdxl import hooks, pixel, regions
+from lcs.sdxl.concepts import SDXL
 from lcs.sdxl.features import concept_cosines, cosine_matrix, ratio, within_between
 from lcs.sdxl.generate import generate, generate_many
 from lcs.sdxl.sampling import Conditioning, denoised, encode, initial_noise, sample
@@ -305,15 +306,16 @@ def test_regions_are_read_from_the_prompt():
     assert [(r.phrase, r.begin, r.end) for r in found] == [
         ("a red cube on the left", 0.0, 0.5), ("a blue sphere on the right", 0.5, 1.0)
     ]  # fmt: skip
-    text = "a photograph with a horse in the middle, a dog on the left, and a cat on the right"
-    three = regions.regions_from_prompt(text)
-    assert [r.phrase for r in three] == [
-        "a dog on the left",
-        "a photograph with a horse in the middle",
-        "a cat on the right",
+    three = regions.regions_from_prompt(SDXL.pixel_prompt)
+    assert [r.phrase for r in three] == ["a dog on the left", "a horse in the middle", "a cat on the right"]
+    assert [regions.own_prompt(SDXL.pixel_prompt, three, r) for r in three] == [
+        f"a beautiful photograph with {r.phrase}" for r in three
     ]
     assert three[1].begin == pytest.approx(1 / 3)
-    assert regions.shared_words(f"{PROMPT} in fog", regions.regions_from_prompt(f"{PROMPT} in fog")) == "in fog"
+    foggy = regions.regions_from_prompt(f"{PROMPT} in fog")
+    assert regions.own_prompt(f"{PROMPT} in fog", foggy, foggy[1]) == "a blue sphere on the right in fog"
+    named = regions.regions_from_prompt("A left-handed dog on the Left and a cat on the right")
+    assert [r.phrase for r in named] == ["A left-handed dog on the Left", "a cat on the right"]
     with pytest.raises(LcsError, match="different places"):
         regions.regions_from_prompt("a cube on the left and a sphere")
 

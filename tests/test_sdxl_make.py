@@ -236,6 +236,15 @@ def test_resumed_training_equals_uninterrupted(tmp_path):
     assert np.isfinite(image).all()
 
 
+def test_latents_belong_to_one_encoder_and_a_falling_rate_to_one_length(tmp_path):
+    train_mini(tmp_path, TINY, progress=False, stop_after=6)
+    with pytest.raises(LcsError, match="made by another autoencoder"):
+        train_mini(tmp_path, TINY, progress=False, vae=tiny_pipeline(1).vae)
+    for samples in (6, 40):
+        with pytest.raises(LcsError, match="go on with --samples 8"):
+            train_mini(tmp_path, replace(TINY, samples=samples), progress=False)
+
+
 def test_training_views_have_the_asked_mix_and_are_rendered_once(tmp_path, monkeypatch):
     settings = replace(TINY, scenes=12)
     images, table = views.training_views(settings, tmp_path, progress=False).fetch(np.arange(12))

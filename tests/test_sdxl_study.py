@@ -1,5 +1,7 @@
 """The SDXL study as a whole: full-size structure, prompts, the judge, loading errors, figures, the command."""
 
+import copy
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,7 +10,9 @@ import httpx2
 import numpy as np
 import pytest
 import torch
+from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from huggingface_hub.errors import GatedRepoError
+from safetensors.torch import save_file
 from sdxl_tiny import tiny_pipeline
 
 from lcs import cli
@@ -19,6 +23,7 @@ from lcs.scenes import world
 from lcs.sdxl import composition, concepts, facts, hooks, package, study
 from lcs.sdxl.captions import Thing
 from lcs.sdxl.judge import judge, paired
+from lcs.sdxl.sampling import encode, initial_noise, sample
 from lcs.weights import WEIGHTS
 
 SHIPPED = WEIGHTS / package.MINI_ID / package.MANIFEST
@@ -159,7 +164,56 @@ def test_relation_is_a_rank_correlation():
     assert pair(0.1, 9).row()["low"] == pytest.approx(wilson(9, 10)[0])
 
 
+def test_relation_compares_only_within_kinds():
+    """Two kinds that differ in both numbers would correlate by that alone."""
+
+    def pair(kind, cosine, successes):
+        return composition.PairResult(kind, "a", "b", "", cosine, successes, 10)
+
+    easy = [pair("easy", c, s) for c, s in ((0.10, 8), (0.12, 9), (0.14, 10))]
+    hard = [pair("hard", c, s) for c, s in ((0.70, 0), (0.72, 1), (0.74, 2))]
+    rho, p = composition.Relation((*easy, *hard)).spearman()
+    assert rho == pytest.approx(1)
+    assert p == pytest.approx(2 / 36, abs=0.01)  # of 3! x 3! orders, this one and its reverse are as strong
+    assert np.isnan(composition.Relation((easy[0], hard[0])).spearman()[0])
+
+
 # ---- loading ----------------------------------------------------------------------------------------
+
+
+def test_any_scheduler_is_replaced_by_euler_on_its_schedule(tmp_path):
+    pipe = copy.copy(tiny_pipeline())
+    pipe.scheduler = DDIMScheduler.from_config(tiny_pipeline().scheduler.config)
+    pipe.save_pretrained(tmp_path, safe_serialization=True)
+    loaded = package.load_pipeline(str(tmp_path), "cpu")
+    assert type(loaded.scheduler) is EulerDiscreteScheduler
+    cond, noise = encode(loaded, ["a red cube"]), initial_noise(loaded, [0])
+    expected = sample(tiny_pipeline(), cond, noise, 3, 1.0)
+    assert torch.allclose(sample(loaded, cond, noise, 3, 1.0), expected, atol=1e-5)
+    assert package.subject_of(str(tmp_path), loaded).size == 32  # a foreign model: the paper's prompts, at its own size
+    (tmp_path / "manifest.json").write_text("{}")
+    assert package.subject_of(str(tmp_path), loaded) is concepts.MINI
+    config = json.loads((tmp_path / "scheduler/scheduler_config.json").read_text())
+    (tmp_path / "scheduler/scheduler_config.json").write_text(json.dumps(config | {"prediction_type": "sample"}))
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(LcsError, match="predicts 'sample'"):
+        package.load_pipeline(str(tmp_path), "cpu")
+
+
+def test_memory_is_counted_in_what_will_be_loaded(tmp_path):
+    for name, dtype in (("unet/a.safetensors", torch.float32), ("unet/a.fp16.safetensors", torch.float16)):
+        (tmp_path / "unet").mkdir(exist_ok=True)
+        save_file({"w": torch.zeros(10_000, dtype=dtype)}, tmp_path / name)
+    save_file({"w": torch.zeros(10_000)}, tmp_path / "everything.safetensors")  # a single-file copy
+    for variant in (None, "fp16"):
+        assert package._fp16_bytes(tmp_path, variant) == pytest.approx(20_000, rel=0.01)
+
+
+def test_an_unwritable_folder_is_found_before_anything_is_drawn(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(study, "load_pipeline", lambda *a, **k: pytest.fail("loaded"))
+    with pytest.raises(LcsError, match="cannot write"):
+        study.run_study(out=tmp_path / "file" / "x")
 
 
 def test_what_cannot_be_loaded_says_why(tmp_path):

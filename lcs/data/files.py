@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,8 @@ def atomic_write(path: Path):
     except (OSError, SafetensorError) as error:
         raise write_error(path, error) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder itself may be what is wrong
+            temporary.unlink(missing_ok=True)
 
 
 def write_error(path: Path, error: Exception) -> LcsError:

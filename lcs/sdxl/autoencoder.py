@@ -8,17 +8,20 @@ alone goes on. Nothing here is random except through (seed, step): a resumed run
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
+from safetensors import safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 from tqdm import tqdm
 
 from lcs.data.files import atomic_write, map_safetensors
+from lcs.errors import LcsError
 from lcs.scenes.table import SceneTable, concatenate
 from lcs.sdxl.build import MiniSettings, build_vae
 from lcs.sdxl.fit import fit
@@ -112,7 +115,12 @@ def encode_scenes(
     between: Callable[[], None] | None = None,
 ) -> None:
     """Latent means of all scenes as fp16, their tables and styles, in one file; kept if it is there already."""
+    encoder = _fingerprint(vae)
     if Path(path).exists():
+        with safe_open(path, framework="np") as handle:
+            of = (handle.metadata() or {}).get("encoder", encoder)  # earlier versions did not say
+        if of != encoder:
+            raise LcsError(f"{path} was made by another autoencoder; remove it, or choose an empty folder")
         return
     latents, tables = [], []
     rows = np.arange(len(scenes))
@@ -125,8 +133,18 @@ def encode_scenes(
             between()
     with atomic_write(path) as temporary:
         save_file(
-            {"latents": np.concatenate(latents), "styles": scenes.styles, **concatenate(tables).columns()}, temporary
-        )
+            {"latents": np.concatenate(latents), "styles": scenes.styles, **concatenate(tables).columns()}, temporary,
+            metadata={"encoder": encoder},
+        )  # fmt: skip
+
+
+def _fingerprint(vae: AutoencoderKL) -> str:
+    """sha256 of the encoder's weights: latents belong to one encoder."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(vae.state_dict().items()):
+        if name.startswith(("encoder.", "quant_conv.")):
+            digest.update(tensor.detach().float().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def load_latents(path: Path) -> tuple[np.ndarray, np.ndarray, SceneTable]:

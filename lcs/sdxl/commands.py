@@ -26,9 +26,11 @@ def register(app: typer.Typer) -> None:
 def sdxl_command(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="mini-sdxl, a diffusers folder, or a Hub repository.")] = "mini-sdxl",
-    out: Annotated[Path, typer.Option(help="Folder of figures, tables and numbers.")] = Path("out/sdxl"),
+    out: Annotated[Path, typer.Option(help="Folder of figures, tables and numbers.")] = Path("out/sdxl-study"),
     effort: Annotated[str, typer.Option(help="quick (1 minute on mini-sdxl), standard (5) or full.")] = "standard",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; by default a GPU if there is one.")] = None,
     offload: Annotated[bool, typer.Option(help="Keep on the GPU only the part at work.")] = False,
+    seed: Annotated[int, typer.Option(help="Where seeds count from.")] = 0,
     threads: Threads = 0,
     json_: Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line.")] = False,
 ) -> None:
@@ -39,19 +41,26 @@ def sdxl_command(
 
     if effort not in EFFORTS:
         raise LcsError(f"unknown effort {effort!r}; choose from {', '.join(EFFORTS)}")
+    _at_least_zero(threads=threads, seed=seed)
     import torch
 
     from lcs.evaluation import to_markdown
-    from lcs.sdxl.study import run_study, shown
+    from lcs.sdxl.study import plain, run_study, shown
 
     if threads:
         torch.set_num_threads(threads)
-    result = run_study(model, out, effort, offload)
+    result = run_study(model, out, effort, offload, seed=seed, device=device)
     for name, rows in result["tables"].items():
         print(f"\n{name}\n{to_markdown(shown(rows))}")
     print(f"\n{out}: {len(result['figures'])} figures as PNG and PDF, sdxl-tables.json, sdxl-numbers.json")
     if json_:
-        print(json.dumps(result["numbers"]))
+        print(json.dumps(plain(result["numbers"])))
+
+
+def _at_least_zero(**options: float | None) -> None:
+    for name, value in options.items():
+        if value is not None and not value >= 0:
+            raise LcsError(f"--{name.replace('_', '-')} {value} is not possible; at least 0")
 
 
 @sdxl_app.command("train")
@@ -68,6 +77,10 @@ def train_command(
     """Train mini-sdxl: scenes, autoencoder, text encoders and U-Net; run the same command again to resume."""
     from dataclasses import replace
 
+    _at_least_zero(threads=threads, seed=seed, checkpoint_seconds=checkpoint_seconds)
+    for name, value in (("samples", samples), ("stop-after", stop_after)):
+        if value is not None and value < 1:
+            raise LcsError(f"--{name} {value} is not possible; at least 1")
     import torch
 
     from lcs.sdxl.build import MiniSettings

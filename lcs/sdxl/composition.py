@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import rankdata
 
 from lcs.counter.detector import Counter
 from lcs.evaluation import wilson
@@ -65,15 +66,29 @@ class PairResult:
 class Relation:
     pairs: tuple[PairResult, ...]
 
-    def spearman(self) -> tuple[float, float]:
-        """Rank correlation of cosine and success over pairs, and its p-value; NaN if one of them is constant."""
-        from scipy.stats import spearmanr
+    def spearman(self, permutations: int = 10_000, seed: int = 0) -> tuple[float, float]:
+        """Rank correlation of cosine and success within kinds of pairs, and its p-value; NaN if one is constant.
 
-        x, y = [p.cosine for p in self.pairs], [p.successes / p.trials for p in self.pairs]
-        if len(set(x)) < 2 or len(set(y)) < 2:
+        Kinds differ in how hard they are (two objects or one) and in their cosines, so only what differs within a
+        kind is compared: ranks over all pairs, less their mean in the kind. The p-value is the share of shuffles
+        within kinds that correlate as strongly.
+        """
+        kinds = np.unique([p.kind for p in self.pairs], return_inverse=True)[1]
+        same = kinds[:, None] == kinds
+        share = same / same.sum(1, keepdims=True)  # [pair, pair]: times a vector, the mean of each pair's kind
+        cosine, success = (
+            rankdata(values) for values in zip(*((p.cosine, p.successes / p.trials) for p in self.pairs), strict=True)
+        )
+        x, y = cosine - share @ cosine, success - share @ success
+        size = np.linalg.norm(x) * np.linalg.norm(y)
+        if size < 1e-9:
             return float("nan"), float("nan")
-        result = spearmanr(x, y)
-        return float(result.statistic), float(result.pvalue)
+        rng = np.random.default_rng(seed)
+        order = np.argsort(rng.random((permutations, len(y))) + kinds, axis=1)  # positions, kind by kind
+        shuffled = np.empty((permutations, len(y)))
+        shuffled[:, np.argsort(kinds, kind="stable")] = y[order]
+        strong = np.abs(shuffled @ x) >= abs(y @ x) - 1e-9
+        return float(x @ y / size), float((strong.sum() + 1) / (permutations + 1))
 
 
 def relate(

@@ -151,7 +151,7 @@ def _means(
         if whole:
             images = decode(pipe, latents)
             add("output", "latent", latents.float().sum(0).cpu())
-            add("output", "pixel", torch.from_numpy(images.sum(0, dtype=np.float64)))
+            add("output", "pixel", torch.from_numpy(images.sum(0, dtype=np.float32)))
             first = images[0] if first is None else first
     hidden = {name: value.half() for name, value in total["hidden"].items()}
     return {"hidden": hidden, "attention": total["attention"], "sample": first, **total["output"]}
@@ -160,6 +160,17 @@ def _means(
 def _square(attention: np.ndarray) -> np.ndarray:  # [N] -> [n, n]
     side = round(len(attention) ** 0.5)
     return attention.reshape(side, -1)
+
+
+def find_tokens(tokenizer, subject: Subject, compositions: Sequence[Composition]) -> tuple[list[int], list[list[int]]]:
+    """Where each concept's token stands in its prompt, and in each composition the tokens of its concepts.
+
+    To be called before anything is drawn: a word that is not one token of this model must not cost an hour.
+    """
+    own = [token_index(tokenizer, c.prompt, c.token) for c in subject.concepts]
+    inside = [[token_index(tokenizer, c.prompt, subject.concept(name).token) for name in c.concepts]
+              for c in compositions]  # fmt: skip
+    return own, inside
 
 
 def run_feature_study(
@@ -172,8 +183,8 @@ def run_feature_study(
     batch: int = 8,
     progress: bool = False,
 ) -> FeatureStudy:
-    """Memory: one prompt's reduced hidden states are kept as fp16 until the end, 42 MB per prompt for SDXL base,
-    1.1 GB for its 25."""
+    """Memory: one prompt's reduced hidden states are kept as fp16 until the end, 42 MB per prompt for SDXL base, and
+    its mean image, 13 MB: 1.4 GB for its 25. Cosines of the images take another 0.6 GB for a moment."""
     steps = steps or subject.feature_steps
     at = tuple(dict.fromkeys((0, steps // 2 - 1 if steps > 2 else 0, steps - 1)))
     blocks = tuple(transformer_blocks(pipe.unet))
@@ -184,10 +195,7 @@ def run_feature_study(
     def run(prompt: str, tokens: list[int], whole: bool) -> dict:
         return _means(pipe, prompt, tokens, seeds, at, steps, subject.guidance, size, whole, batch)
 
-    # All tokens first: a word that is not one token of this model must not cost an hour.
-    own = [token_index(tokenizer, c.prompt, c.token) for c in subject.concepts]
-    inside = [[token_index(tokenizer, c.prompt, subject.concept(name).token) for name in c.concepts]
-              for c in compositions]  # fmt: skip
+    own, inside = find_tokens(tokenizer, subject, compositions)
     jobs = 1 + len(subject.concepts) + len(compositions)
     bar = tqdm(total=jobs, disable=not progress, desc="feature space", unit="prompt")
     empty = run("", [token_index(tokenizer, "", None)], True)
@@ -198,8 +206,8 @@ def run_feature_study(
         bar.update()
 
     def differences(get: Callable[[dict], Tensor | np.ndarray]) -> np.ndarray:
-        base = np.asarray(get(empty), np.float64)
-        return np.stack([(np.asarray(get(f), np.float64) - base).ravel() for f in found])
+        base = np.asarray(get(empty), np.float32)
+        return np.stack([(np.asarray(get(f), np.float32) - base).ravel() for f in found])
 
     hidden = np.stack([cosine_matrix(differences(lambda f, b=b: f["hidden"][b])) for b in blocks])
     maps = {a: differences(lambda f, a=a: f["attention"][a][..., 0]).reshape(len(found), len(at), -1) for a in attns}

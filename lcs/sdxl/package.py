@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
 import torch
-from diffusers import StableDiffusionXLPipeline
+from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 from huggingface_hub.errors import GatedRepoError
+from safetensors import safe_open
 
 import lcs
 from lcs.data.files import read_json, sha256_of, write_json
@@ -22,6 +24,7 @@ from lcs.hub.client import reason
 from lcs.sdxl.build import MiniSettings
 from lcs.sdxl.concepts import MINI, SDXL, Subject
 from lcs.sdxl.facts import SDXL_BASE
+from lcs.sdxl.sampling import PREDICTIONS, image_size
 from lcs.weights import WEIGHTS
 
 MINI_ID = "mini-sdxl"
@@ -102,9 +105,10 @@ def check_files(folder: Path) -> None:
 # ---- loading ----------------------------------------------------------------------------------------
 
 
-def subject_of(model_id: str) -> Subject:
-    """mini-sdxl has concepts of its own; every other model gets the paper's."""
-    return MINI if Path(model_id).name == MINI_ID else SDXL
+def subject_of(model_id: str, pipe: StableDiffusionXLPipeline) -> Subject:
+    """A mini-sdxl, whatever its folder is called, has its own concepts; other models get the paper's, at their size."""
+    ours = model_id == MINI_ID or (Path(model_id) / MANIFEST).is_file()
+    return MINI if ours else replace(SDXL, size=image_size(pipe))
 
 
 def load_pipeline(
@@ -113,7 +117,7 @@ def load_pipeline(
     """mini-sdxl, a local folder, or a repository of the Hub; fp16 on a GPU, fp32 on the CPU.
 
     offload keeps on the GPU only the part that is at work. The autoencoder is run in fp32 where fp16 would overflow
-    (`sampling.decode`).
+    (`sampling.decode`). Whatever scheduler the model comes with, the study samples by Euler's method on its schedule.
     """
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if offload and not place.startswith("cuda"):
@@ -124,23 +128,27 @@ def load_pipeline(
         if model_id == SDXL_BASE:
             _check_memory(model_id, SDXL_BYTES, place, offload)
         folder = _download(model_id)
-    size = sum(p.stat().st_size for p in Path(folder).rglob("*.safetensors"))
-    _check_memory(model_id, size, place, offload)
+    variant = "fp16" if any(Path(folder).glob("unet/*.fp16.safetensors")) else None
+    _check_memory(model_id, _fp16_bytes(Path(folder), variant), place, offload)
     try:
-        variant = "fp16" if any(Path(folder).glob("unet/*.fp16.safetensors")) else None
         pipe = StableDiffusionXLPipeline.from_pretrained(
-            folder, torch_dtype=dtype, variant=variant, use_safetensors=True, local_files_only=True,
+            folder, dtype=dtype, variant=variant, use_safetensors=True, local_files_only=True,
             add_watermarker=False,
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise LcsError(f"{model_id} is not a Stable Diffusion XL pipeline that can be loaded: {first}") from None
+    pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    if pipe.scheduler.config.prediction_type not in PREDICTIONS:
+        raise LcsError(
+            f"{model_id} predicts {pipe.scheduler.config.prediction_type!r}; this study knows {', '.join(PREDICTIONS)}"
+        )
     pipe.set_progress_bar_config(disable=True)
     for part in (pipe.unet, pipe.vae, pipe.text_encoder, pipe.text_encoder_2):
         part.requires_grad_(False)  # gradients with respect to latents need none of the weights'
     try:
         if offload:
-            pipe.enable_model_cpu_offload()
+            pipe.enable_model_cpu_offload(device=place)
             return pipe
         return pipe.to(place)
     except (torch.OutOfMemoryError, MemoryError):
@@ -187,10 +195,22 @@ def _is_gated(error: BaseException | None) -> bool:
     return False
 
 
+def _fp16_bytes(folder: Path, variant: str | None) -> int:
+    """Size in fp16 of what will be loaded: the variant's files if there are any, half of what is stored as fp32."""
+    total = 0
+    for path in folder.glob("*/*.safetensors"):
+        if (".fp16." in path.name) == (variant == "fp16"):
+            with safe_open(path, framework="pt") as handle:
+                names = list(handle.keys())
+                wide = bool(names) and handle.get_slice(names[0]).get_dtype() == "F32"
+            total += path.stat().st_size // (2 if wide else 1)
+    return total
+
+
 def _check_memory(model_id: str, fp16_bytes: int, place: str, offload: bool) -> None:
     """Refuses before loading what cannot fit; on the CPU weights take fp32."""
     if place.startswith("cuda"):
-        free, need = torch.cuda.mem_get_info()[0], fp16_bytes * WORKING * (0.8 if offload else 1.0)
+        free, need = torch.cuda.mem_get_info(place)[0], fp16_bytes * WORKING * (0.8 if offload else 1.0)
         hint = "a larger GPU" if offload else "--offload"
     else:
         free, need, hint = _available_memory(), 2 * fp16_bytes * WORKING, "a machine with more memory or a GPU"

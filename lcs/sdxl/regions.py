@@ -38,6 +38,13 @@ from lcs.sdxl.words import token_span
 THIRDS = {"left": 1 / 6, "middle": 1 / 2, "right": 5 / 6}
 OURS = {"left": 2 * LEFT - 0.5, "middle": 0.5, "right": 2 * RIGHT - 0.5}
 MODES = ("separate", "mask")
+PLACEHOLDER = "\0"
+# What kind of picture it is, at the beginning of a prompt: "a beautiful photograph with ", "an oil painting of ".
+LEAD = re.compile(
+    r"^(?:an?\s|the\s)?(?:[\w-]+\s)*?(?:photo|photograph|picture|image|painting|drawing|print|render|rendering|scene)"
+    r"\s(?:with|of|showing)\s+",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -48,16 +55,16 @@ class Region:
 
 
 def regions_from_prompt(prompt: str, centres: dict[str, float] = THIRDS) -> list[Region]:
-    """Phrases with 'left', 'middle' or 'right' in them, each with the columns nearest to its place.
+    """Phrases that end in 'left', 'middle' or 'right', each with the columns nearest to its place.
 
-    Phrases end at 'and', a comma or the end. Words outside them (a style, a beginning) belong to every region.
+    Phrases end at 'and', a comma or the end. Words outside them (a style, "a photograph with" at the beginning) belong
+    to every region.
     """
     found = []
     for piece in re.split(r",\s*(?:and\s+)?|\s+and\s+", prompt):
-        match = re.match(rf"(.*?\b(?:{'|'.join(centres)})\b)", piece.strip())
+        match = re.match(rf"(.*\b({'|'.join(centres)}))\b", LEAD.sub("", piece.strip()), re.IGNORECASE)
         if match:
-            place = match.group(1).rsplit(maxsplit=1)[-1]
-            found.append((centres[place], match.group(1)))
+            found.append((centres[match.group(2).lower()], match.group(1)))
     if len(found) < 2 or len({centre for centre, _ in found}) < len(found):
         raise LcsError(
             f"{prompt!r} does not place at least two things at different places; "
@@ -154,8 +161,7 @@ def plan_regions(
     columns = (torch.arange(side) + 0.5) / side
     inside = torch.stack([(columns >= r.begin) & (columns < r.end) for r in regions])  # [R, w]
     if mode == "separate":
-        rest = shared_words(prompt, regions)
-        parts = encode(pipe, [f"{r.phrase} {rest}".strip() for r in regions], size)
+        parts = encode(pipe, [own_prompt(prompt, regions, r) for r in regions], size)
         states = parts.states.flatten(0, 1)[None]  # [1, R T, D]
         allowed = inside.T.repeat_interleave(tokens, 1)  # [w, R T]
         allowed[~inside.any(0)] = True  # columns of no region see everything
@@ -172,13 +178,11 @@ def plan_regions(
     return RegionPlan(cond, allowed.expand(1, side, -1, -1), tokens)
 
 
-def shared_words(prompt: str, regions: Sequence[Region]) -> str:
-    """What is left of a prompt without its regions' phrases: a style, say."""
+def own_prompt(prompt: str, regions: Sequence[Region], own: Region) -> str:
+    """The prompt without the other regions' phrases: what is left says a style, or what kind of picture it is."""
     for region in regions:
         if region.phrase not in prompt:
             raise LcsError(f"{prompt!r} does not contain {region.phrase!r}")
-        prompt = prompt.replace(region.phrase, " ", 1)
-    words = [w for w in re.split(r"[\s,]+", prompt) if w]
-    while words and words[0] == "and":
-        words.pop(0)
-    return " ".join(w for w in words if w != "and")
+        prompt = prompt.replace(region.phrase, PLACEHOLDER if region is own else " ", 1)
+    words = [w for w in re.split(r"[\s,]+", prompt) if w and w != "and"]
+    return " ".join(words).replace(PLACEHOLDER, own.phrase)

@@ -18,9 +18,8 @@ import torch
 from diffusers import StableDiffusionXLPipeline
 from torch import Tensor
 
-from lcs.errors import LcsError
-
 Pipe = StableDiffusionXLPipeline
+PREDICTIONS = ("epsilon", "v_prediction")
 
 
 @dataclass(frozen=True)
@@ -108,9 +107,7 @@ def x0_of(pipe: Pipe, x: Tensor, sigma: float, out: Tensor) -> Tensor:
     kind, x, out = pipe.scheduler.config.prediction_type, x.float(), out.float()  # fp16 would round small differences
     if kind == "epsilon":
         return x - sigma * out
-    if kind == "v_prediction":
-        return x / (sigma**2 + 1) - out * (sigma / (sigma**2 + 1) ** 0.5)
-    raise LcsError(f"prediction type {kind!r} is not supported; this study knows epsilon and v_prediction")
+    return x / (sigma**2 + 1) - out * (sigma / (sigma**2 + 1) ** 0.5)
 
 
 def denoised(pipe: Pipe, x: Tensor, timestep: Tensor, sigma: float, cond: Conditioning) -> Tensor:
@@ -182,8 +179,10 @@ def decode(pipe: Pipe, latents: Tensor, chunk: int = 16) -> np.ndarray:
         z = z * std / config.scaling_factor + mean
     else:
         z = z / config.scaling_factor
-    images = [vae.decode(z[a : a + chunk], return_dict=False)[0].float().cpu() for a in range(0, len(z), chunk)]
-    if upcast:
-        vae.to(torch.float16)
+    try:
+        images = [vae.decode(z[a : a + chunk], return_dict=False)[0].float().cpu() for a in range(0, len(z), chunk)]
+    finally:
+        if upcast:
+            vae.to(torch.float16)
     rgb = (torch.cat(images) / 2 + 0.5).clamp(0, 1)
     return (rgb * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()

@@ -1,6 +1,6 @@
 """The whole SDXL study in one call: every analysis, its figures, tables and numbers.
 
-    result = run_study("mini-sdxl", Path("out/sdxl"), "standard")
+    result = run_study("mini-sdxl", Path("out/sdxl-study"), "standard")
     result["figures"], result["tables"], result["numbers"]
 
 On mini-sdxl everything runs, with the counter as judge. On other models what needs the counter (obedience, the
@@ -10,21 +10,23 @@ relation to composition success, the intervention's gain) is left out, because i
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from lcs.data.files import write_json
+from lcs.data.files import atomic_write, write_json
 from lcs.errors import LcsError
 from lcs.sdxl import figures
 from lcs.sdxl.composition import PAIRS, measure_intervention, relate
 from lcs.sdxl.concepts import MINI, Subject
-from lcs.sdxl.features import FeatureStudy, run_feature_study
+from lcs.sdxl.features import FeatureStudy, find_tokens, run_feature_study
 from lcs.sdxl.generate import generate_many
+from lcs.sdxl.hooks import group_of
 from lcs.sdxl.judge import measure_obedience
 from lcs.sdxl.package import MINI_ID, load_pipeline, subject_of
 from lcs.sdxl.pixel import PixelStudy, run_pixel_study
@@ -59,49 +61,75 @@ def run_study(
     pipe: Pipe | None = None,
     subject: Subject | None = None,
     seed: int = 0,
+    device: str | None = None,
 ) -> dict:
     """{"figures": {name: [png, pdf]}, "tables": {name: rows}, "numbers": {name: value}}.
 
-    Without `out` the figures are returned as matplotlib figures and nothing is written; with it they are files,
-    beside sdxl-numbers.json and sdxl-tables.json. Seeds count from `seed`.
+    Without `out` the figures are returned as matplotlib figures and nothing is written; with it they are files, written
+    part by part as they are done, beside sdxl-numbers.json, sdxl-tables.json and the arrays behind the figures. Seeds
+    count from `seed`.
     """
     if effort not in EFFORTS:
         raise LcsError(f"unknown effort {effort!r}; choose from {', '.join(EFFORTS)}")
-    level = EFFORTS[effort]
-    pipe = load_pipeline(model_id, offload=offload) if pipe is None else pipe
-    subject = subject_of(model_id) if subject is None else subject
+    if out is not None:
+        _check_folder(Path(out))
+    pipe = load_pipeline(model_id, device, offload=offload) if pipe is None else pipe
+    subject = subject_of(model_id, pipe) if subject is None else subject
+    find_tokens(pipe.tokenizer, subject, subject.compositions)
+    result: dict = {"figures": {}, "tables": {}, "numbers": {"model": model_id, "effort": effort}}
     try:
-        drawn, tables, numbers = _everything(pipe, subject, level, progress, seed)
-    except (torch.OutOfMemoryError, MemoryError):
+        for drawn, tables, numbers, arrays in _parts(pipe, subject, EFFORTS[effort], progress, seed):
+            if out is not None:
+                drawn = {name: figures.save(figure, Path(out), f"sdxl-{name}") for name, figure in drawn.items()}
+            for kind, part in (("figures", drawn), ("tables", tables), ("numbers", numbers)):
+                result[kind] |= part
+            if out is not None:
+                _write(Path(out), result, arrays)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+            raise
         raise LcsError(f"{model_id} ran out of memory; try --offload or --effort quick") from None
-    numbers |= {"model": model_id, "effort": effort}
-    if out is None:
-        return {"figures": drawn, "tables": tables, "numbers": numbers}
-    files = {name: figures.save(figure, Path(out), f"sdxl-{name}") for name, figure in drawn.items()}
-    write_json(Path(out) / "sdxl-numbers.json", plain(numbers))
-    write_json(Path(out) / "sdxl-tables.json", plain(tables))
-    return {"figures": files, "tables": tables, "numbers": numbers}
+    return result
 
 
-def _everything(pipe: Pipe, subject: Subject, level: Effort, progress: bool, seed: int = 0) -> tuple[dict, dict, dict]:
+def _check_folder(out: Path) -> None:
+    """Hours of work must not end at a folder that cannot be written."""
+    with atomic_write(out / ".writable") as temporary:
+        temporary.write_text("")
+    (out / ".writable").unlink()
+
+
+def _write(out: Path, result: dict, arrays: dict[str, np.ndarray]) -> None:
+    write_json(out / "sdxl-numbers.json", plain(result["numbers"]))
+    write_json(out / "sdxl-tables.json", plain(result["tables"]))
+    for name, array in arrays.items():
+        with atomic_write(out / f"sdxl-{name}.safetensors") as temporary:
+            save_file({"values": np.ascontiguousarray(array)}, temporary)
+
+
+Part = tuple[dict, dict, dict, dict[str, np.ndarray]]  # figures, tables, numbers, arrays
+
+
+def _parts(pipe: Pipe, subject: Subject, level: Effort, progress: bool, seed: int = 0) -> Iterator[Part]:
+    """Pixel space, feature space, compositions, and what needs the counter: each as soon as it is done."""
     batch = 8 if subject.size <= 128 else 1  # images at once: one, with guidance, is what SDXL leaves room for
     pixel = run_pixel_study(
         pipe, subject.pixel_prompt, subject.locations, range(seed, seed + level.pixel_seeds), subject.steps,
         subject.guidance, subject.size, level.pixel_every, batch, progress,
     )  # fmt: skip
-    feature = run_feature_study(
-        pipe,
-        subject,
-        range(seed, seed + level.feature_seeds),
-        level.feature_steps,
-        subject.size,
-        batch=batch,
-        progress=progress,
-    )
     drawn = {
         "gradients": figures.figure_gradients(pixel),
         "influence": figures.figure_influence(pixel),
         "word-maps": figures.figure_word_maps(pixel),
+    }
+    yield drawn, {"locality": pixel_rows(pixel)}, pixel_numbers(pixel), {
+        "gradient-values": pixel.gradients, "influence-values": pixel.influence
+    }  # fmt: skip
+    seeds = range(seed, seed + level.feature_seeds)
+    feature = run_feature_study(
+        pipe, subject, seeds, level.feature_steps, subject.size, batch=batch, progress=progress
+    )  # fmt: skip
+    drawn = {
         "disentanglement": figures.figure_disentanglement(feature, subject),
         "concepts": figures.figure_all_concepts(feature),
         "concept-samples": figures.figure_concept_samples(feature),
@@ -109,13 +137,12 @@ def _everything(pipe: Pipe, subject: Subject, level: Effort, progress: bool, see
         "attention": figures.figure_attention(feature, subject),
         "composed-attention": figures.figure_composed_attention(feature),
     }
-    tables = {"spaces": feature.table(), "composed-attention": composed_rows(feature), "locality": pixel_rows(pixel)}
-    numbers = pixel_numbers(pixel) | feature_numbers(feature)
-    drawn["compositions"] = _drawn_compositions(pipe, subject, feature, level, seed, progress)
+    tables = {"spaces": feature.table(), "layers": layer_rows(feature), "composed-attention": composed_rows(feature)}
+    arrays = {"hidden-cosines": feature.hidden, "attention-cosines": feature.attention}
+    yield drawn, tables, feature_numbers(feature), arrays
+    yield {"compositions": _drawn_compositions(pipe, subject, feature, level, seed, progress)}, {}, {}, {}
     if subject is MINI:
-        more = _judged(pipe, feature, level, progress, seed)
-        return drawn | more[0], tables | more[1], numbers | more[2]
-    return drawn, tables, numbers
+        yield *_judged(pipe, feature, level, progress, seed), {}
 
 
 def _drawn_compositions(
@@ -208,12 +235,20 @@ def pixel_numbers(study: PixelStudy) -> dict:
     }
 
 
+def layer_rows(study: FeatureStudy) -> list[dict]:
+    """Per transformer block, in running order: within minus between, and their ratio (v2 Fig 5)."""
+    columns = zip(study.blocks, study.gaps(), study.ratios(), strict=True)
+    return [{"block": b, "group": group_of(b), "gap": float(g), "ratio": float(r)} for b, g, r in columns]
+
+
 def feature_numbers(study: FeatureStudy) -> dict:
     gaps = study.gaps()
     best = int(np.argmax(gaps))
     rows = {row["space"]: row for row in study.table()}
     return {
         "transformer_blocks": len(study.blocks),
+        "gap_down": rows["down blocks"]["gap"],
+        "gap_up": rows["up blocks"]["gap"],
         "gap_mid": rows["mid blocks"]["gap"],
         "gap_latent": rows["latent"]["gap"],
         "gap_pixel": rows["pixel"]["gap"],

@@ -187,7 +187,10 @@ def train_mini(
                 checkpoint.append_loss_log(log, (done, mean, mean, rate, time.monotonic() - begin))
                 bar.set_postfix(loss=f"{mean:.4f}", refresh=False)
                 losses.clear()
-            if trainer.steps_done == last or time.monotonic() - saved > checkpoint_seconds:
+            due = trainer.steps_done == last or time.monotonic() - saved > checkpoint_seconds
+            if due and losses and not np.isfinite(float(torch.stack(losses).sum())):
+                raise LcsError(f"the loss is not finite after {done} samples; lower the learning rate")
+            if due:
                 trainer.save(state)
                 saved = time.monotonic()
     if progress:
@@ -196,10 +199,17 @@ def train_mini(
 
 
 def _same_settings(out: Path, settings: MiniSettings) -> None:
-    """A folder belongs to one run; a longer or shorter run of the same kind may continue it."""
+    """A folder belongs to one run; a longer or shorter run of the same kind may continue it until its rate falls."""
     path = out / "run.json"
     if path.exists():
         found = MiniSettings.from_json(read_json(path))
         if replace(found, samples=settings.samples) != settings:
             raise LcsError(f"{out} holds a run with other settings; choose an empty folder")
+        state = out / checkpoint.STATE
+        seen = checkpoint.load_meta(state)["step"] * settings.batch if state.exists() else 0
+        if seen > (1 - settings.decay) * min(found.samples, settings.samples) and found.samples != settings.samples:
+            raise LcsError(
+                f"{out} has seen {seen} samples and its rate is falling towards {found.samples}; go on with "
+                f"--samples {found.samples}, or choose an empty folder"
+            )
     write_json(path, settings.to_json())

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from artifact import locality
 from artifact.context import Context, Settings
 from artifact.steps import Checkpoint, Step
+from lcs.errors import DiskFull
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ def work_ahead(settings: Settings, steps: list[Step], draw_alone: Callable[[str,
         running = {pool.submit(job.work, *job.arguments): job for job in jobs}
         for done in as_completed(running):
             job = running[done]
+            if isinstance(done.exception(), DiskFull):
+                pool.shutdown(cancel_futures=True)
+                raise done.exception()
             if done.exception() is not None:
                 bar.write(f"{job.title}: {done.exception()}")
             bar.set_postfix_str(job.title, refresh=False)

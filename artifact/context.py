@@ -30,7 +30,8 @@ from lcs.sdxl.package import MINI_ID
 
 LCS = Path(weights.__file__).parent
 COUNT_SOURCES = ("evaluation.py", "experiments.py", "sampling.py", "conditioning.py", "diffusion/samplers.py",
-                 "model/*.py", "training/batches.py", "counter/detector.py", "counter/matching.py")  # fmt: skip
+                 "model/*.py", "training/batches.py", "counter/data.py", "counter/detector.py", "counter/matching.py",
+                 "scenes/world.py", "rng.py", "weights.py")  # fmt: skip
 Say = Callable[[str], None] | None
 SHOWN = 8  # images per K that are kept beside the counts
 
@@ -92,7 +93,7 @@ class Context:
     def uncounted(self, checkpoint: Checkpoint) -> list[int]:
         """The K of a checkpoint whose samples are not there yet."""
         store, ks, _ = self._store(checkpoint)
-        return [k for k in ks if not _row_file(store, k).exists()]
+        return [k for k in ks if not (_row_file(store, k).exists() and _pictures_file(store, k).exists())]
 
     def seconds_of_k(self, checkpoint: Checkpoint) -> float:
         """About how many seconds the samples of one K take on one core."""
@@ -107,7 +108,7 @@ class Context:
         counter_sha = weights.read_manifest(weights.WEIGHTS).get(MANIFEST_KEY, {}).get("sha256")
         key = content_hash(
             [checkpoint.key, self.settings.sha256(checkpoint), counter_sha, code_hash(COUNT_SOURCES), ks, samples,
-             effort.solver, effort.steps, self.settings.seed]
+             effort.solver, effort.steps, self.settings.seed, self.settings.device]
         )  # fmt: skip
         return self.settings.out / "counts" / f"{run.name}-{checkpoint.stage}-{key}", ks, samples
 

@@ -18,9 +18,11 @@ from lcs.experiments import STAGED, TEST_LOCATIONS, get_run
 from lcs.locality import LocalityTrace, conditional_locality, default_probes, trace_locality
 from lcs.training.batches import to_rgb
 
-SOURCES = ("locality.py", "sampling.py", "conditioning.py", "diffusion/samplers.py", "model/*.py")
+SOURCES = ("locality.py", "sampling.py", "conditioning.py", "diffusion/samplers.py", "model/*.py", "experiments.py",
+           "rng.py", "weights.py")  # fmt: skip
 MAPPED = ("grid-all", "grid-single", "list-all", "grid-single-local", "list-all-local")
 LOCATIONS = 4  # asked for: one more than trained on, as in the paper
+SHOWN_LOCATION = 2  # whose pixel the maps show: the one at the lower left, as in v2
 SHOWN_LEVELS = 6
 
 
@@ -37,7 +39,8 @@ def trace_settings(context: Context) -> tuple[tuple, tuple[int, ...], tuple[int,
 
 def trace_file(context: Context, checkpoint: Checkpoint) -> Path:
     """Where the trace of a checkpoint is kept, by the hash of all it depends on."""
-    what = [checkpoint.key, context.settings.sha256(checkpoint), code_hash(SOURCES), context.effort.steps]
+    what = [checkpoint.key, context.settings.sha256(checkpoint), code_hash(SOURCES), context.effort.steps,
+            context.settings.device]  # fmt: skip
     name = f"{checkpoint.run.name}-{checkpoint.stage}-{content_hash([*what, *trace_settings(context)])}"
     return context.settings.out / "traces" / f"{name}.safetensors"
 
@@ -68,8 +71,8 @@ def fig2(context: Context) -> dict:
         t = trace(context, checkpoint)
         traces.append((checkpoint, t))
         numbers[checkpoint.run.name] = numbers_of(t)
-    for at, name in ((0, "conditioned"), (-1, "unconditioned")):
-        place = "the first asked location" if at == 0 else "the image centre, where nothing was asked for"
+    for at, name in ((SHOWN_LOCATION, "conditioned"), (-1, "unconditioned")):
+        place = "the third asked location, lower left" if at >= 0 else "the image centre, where nothing was asked for"
         context.figure(f"fig2-{name}", draw_maps(traces, at), CAPTION_2.format(name, place))
     context.figure("influence", draw_influence(traces), CAPTION_INFLUENCE)
     context.figure("fig10", draw_metrics(traces), CAPTION_10)
@@ -88,9 +91,8 @@ CAPTION_2 = (
     "Which pixels of the noisy image the denoised {} pixel depends on (eq. 9, log scale, mean over seeds), from high "
     "noise "
     "to low. The cross marks the pixel ({}), the square holds 90% of the squared gradient; circles are the four asked "
-    "locations, filled by the influence of each condition on that pixel (eq. 10). Row above: the denoised image of the "
-    "first "
-    "seed at that noise level."
+    "locations, filled by the influence of each condition on that pixel (eq. 10; white: the largest in the row). Row "
+    "above: the denoised image of the first seed at that noise level."
 )
 CAPTION_INFLUENCE = (
     "Influence of each of the four conditions (eq. 10) on the pixel at each location: columns are conditions, rows are "
@@ -135,6 +137,7 @@ def draw_maps(traces: list[tuple[Checkpoint, LocalityTrace]], at: int) -> Figure
         probe = at % len(t.probes)
         columns = np.linspace(0, len(t.sigmas) - 1, levels).round().astype(int)
         total = t.influence.sum(axis=1)[:, :, probe]  # [T, K]
+        strongest = max(total.max(), 1e-12)  # of the whole trajectory: shades can be compared along the row
         for c, level in enumerate(columns):
             clean, axes = grid[2 * r, c], grid[2 * r + 1, c]
             clean.imshow(_picture(checkpoint, t, level))
@@ -144,7 +147,6 @@ def draw_maps(traces: list[tuple[Checkpoint, LocalityTrace]], at: int) -> Figure
             axes.plot(column, row, "+", color="cyan", ms=7, mew=1.4)
             outline_square(axes, (row, column), t.sides[level, probe], "cyan")
             size = t.maps.shape[-1]
-            strongest = max(total[level].max(), 1e-12)
             for k, (x, y) in enumerate(t.conditions):
                 shade = float(total[level, k] / strongest)
                 axes.plot(x * size - 0.5, y * size - 0.5, "o", ms=6, mec="white", mew=0.8, mfc=(1, 1, 1, shade))

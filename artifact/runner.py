@@ -2,7 +2,7 @@
 
 A step's folder holds what it drew and `step.json` with the hash of all it depends on (weights, settings, code). If
 the hash is unchanged the step is not run again; a step works in a hidden folder that replaces the old one only when
-it is done, so a kill leaves either the old result or the new one.
+it is done. A kill in the moment between leaves the step to be drawn again, from samples that are still there.
 """
 
 from __future__ import annotations
@@ -132,6 +132,8 @@ def check_settings(out, scale, effort, source, samples, device, seed, root, sdxl
         raise LcsError(f"--samples {samples} is not possible; allowed: 1..100000")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if seed < 0:
+        raise LcsError(f"--seed {seed} is not possible; at least 0")
     check_device(device)
     out = Path(out)
     try:
@@ -208,8 +210,12 @@ def run_step(step: Step, settings: Settings, say: Say = print) -> tuple[Output, 
         context.output.numbers = step.make(context)
         context.output.seconds = round(time.monotonic() - start, 1)
         write_json(partial / "step.json", {"key": key, "output": asdict(context.output)})
-        shutil.rmtree(folder, ignore_errors=True)
+        old = settings.out / f".{step.name}.old"
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
         partial.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return context.output, True
@@ -221,22 +227,33 @@ def _key(step: Step, settings: Settings, there: list[Checkpoint], needs: list[Ch
     sdxl = weights.WEIGHTS / MINI_ID / MANIFEST  # it lists the hashes of all its files
     return content_hash([
         step.name, settings_dict(settings), [(c.key, settings.sha256(c)) for c in there], [c.key for c in needs],
-        counter, sha256_of(sdxl) if sdxl.exists() else None,
+        counter, sha256_of(sdxl) if sdxl.exists() else None, _folder_facts(Path(settings.sdxl_model)),
         code_hash((*COUNT_SOURCES, *step.sources), *(p for p in HERE.glob("*.py") if p.name not in ABOUT)),
     ])  # fmt: skip
+
+
+def _folder_facts(folder: Path) -> list:
+    """Names, sizes and times of the files of an SDXL model that is a folder; nothing for one of the Hub."""
+    if not folder.is_dir():
+        return []
+    return sorted((p.relative_to(folder).as_posix(), p.stat().st_size, p.stat().st_mtime_ns)
+                  for p in folder.rglob("*") if p.is_file())  # fmt: skip
 
 
 def _stored(folder: Path, key: str) -> Output | None:
     """What a step drew earlier, if nothing it depends on has changed and all its files are there."""
     if not (folder / "step.json").exists():
         return None
-    stored = read_json(folder / "step.json")
     kinds = {"figures": (".png", ".pdf"), "tables": (".md", ".csv")}
-    files = [(folder / item["file"]).with_suffix(suffix) for kind, suffixes in kinds.items()
-             for item in stored["output"][kind] for suffix in suffixes]  # fmt: skip
-    if stored["key"] != key or not all(file.exists() for file in files):
+    try:
+        stored = read_json(folder / "step.json")
+        files = [(folder / item["file"]).with_suffix(suffix) for kind, suffixes in kinds.items()
+                 for item in stored["output"][kind] for suffix in suffixes]  # fmt: skip
+        if stored["key"] != key or not all(file.exists() for file in files):
+            return None
+        return Output(**stored["output"])
+    except (LcsError, KeyError, TypeError):  # damaged: draw it again
         return None
-    return Output(**stored["output"])
 
 
 def is_drawn(step: Step, settings: Settings) -> Output | None:

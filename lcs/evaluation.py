@@ -138,8 +138,9 @@ def k_max(passed: dict[int, bool]) -> int:
 
 def k_max_interval(
     rows: Sequence[KRow], largest_trained: int, extras_allowed: int, draws: int = 2000, seed: int = 0
-) -> tuple[int, int]:
-    """95% interval of K_max: the rule applied to draws of the true shares of each K, given its samples.
+) -> tuple[int, int, int]:
+    """95% interval of K_max with its median, (low, median, high): the rule applied to draws of the true shares of each
+    K, given its samples.
 
     Shares of complete, nearly complete and other samples have a Dirichlet posterior with a weak prior, so few samples
     give a wide interval even if all of them agree; resampling would call two of two a certainty. It shows the luck of
@@ -159,8 +160,8 @@ def k_max_interval(
         else:
             going &= (complete + nearly >= ALWAYS) & (complete > OFTEN)
         reached[going] = row.k
-    low, high = np.quantile(reached, [0.025, 0.975], method="inverted_cdf")
-    return int(low), int(high)
+    low, median, high = np.quantile(reached, [0.025, 0.5, 0.975], method="inverted_cdf")
+    return int(low), int(median), int(high)
 
 
 def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:

@@ -240,10 +240,10 @@ def test_missing_checkpoints_are_trained_if_asked_to(tmp_path, tiny, monkeypatch
 # ---- claims ---------------------------------------------------------------------------------------
 
 
-def numbers_of(k_max, objects=3, zero=(0, 0), samples=16):
-    return {"k_max": k_max, "low": k_max - 1, "high": k_max + 1, "label": str(k_max), "objects": objects,
-            "samples": samples,
-            "drawn_at_0": {"p5": zero[0], "p95": zero[1]}}  # fmt: skip
+def numbers_of(k_max, objects=3, zero=(0, 0), samples=16, median=None):
+    return {"k_max": k_max, "low": k_max - 1, "median": k_max if median is None else median, "high": k_max + 1,
+            "label": str(k_max), "objects": objects, "samples": samples,
+            "drawn_at_0": {"p5": zero[0], "p95": zero[1]}, "mean_at_0": [0.0, 0.2]}  # fmt: skip
 
 
 def verdict_of(claim_id, numbers):
@@ -260,6 +260,17 @@ def test_failing_rule(k, verdict):
     assert verdict_of("grid-single", {"table2": {"grid-single-m3": numbers_of(k)}}) == verdict
 
 
+def test_reaching_by_luck_is_only_partly():
+    """Seven of eight samples at every K pass the rule, but that the true share does is unlikely for all of them."""
+    assert verdict_of("local", {"table1": {"grid-single-local-m3": numbers_of(7, median=3)}}) == PARTLY
+    assert verdict_of("local", {"table1": {"grid-single-local-m3": numbers_of(7, median=4)}}) == CAME_OUT
+
+
+def test_drop_one_may_stay_at_its_training():
+    assert verdict_of("drop-one", {"table2": {"grid-drop-one-m3": numbers_of(3)}}) == CAME_OUT
+    assert verdict_of("drop-one", {"table2": {"grid-drop-one-m3": numbers_of(0)}}) == NOT
+
+
 def test_few_samples_make_no_verdict():
     assert verdict_of("grid-all", {"table1": {"grid-all-m3": numbers_of(9, samples=2)}}) == PARTLY
     assert verdict_of("grid-single", {"table1": {"grid-single-m3": numbers_of(1, samples=2)}}) == PARTLY
@@ -273,8 +284,11 @@ def test_few_samples_make_no_verdict():
 def test_pixel_locality_at_high_noise_is_judged_against_cifar(area, cifar, verdict):
     high, _, low = area
     found = {"area_high": high, "area_low": low, "area": area, "sigmas": [20.0, 1.0, 0.1]}
-    numbers = {"fig2": {"grid-all-m3": found}, "fig12": {"area_high": cifar, "area_low": 0.01}}
+    maps = {"grid-all-m3": found, "grid-single-m3": found | {"area_high": 0.02}}
+    numbers = {"fig2": maps, "fig12": {"area_high": cifar, "area_low": 0.01}}
     assert verdict_of("pixels", numbers) == verdict
+    wide = maps | {"grid-single-m3": found | {"area_high": 0.9}}  # the paper says it of both models
+    assert verdict_of("pixels", numbers | {"fig2": wide}) == NOT
     assert verdict_of("pixels-between", numbers) == (CAME_OUT if area[1] > 2 * high else NOT)
 
 
@@ -291,6 +305,7 @@ def test_zero_and_order_rules():
     assert verdict_of("zero-all", {"table1": table}) == CAME_OUT
     assert verdict_of("zero-single", {"table1": table}) == CAME_OUT
     assert verdict_of("random", {"table1": table}) == CAME_OUT
+    assert verdict_of("zero-all", {"table1": table | {"grid-all-m3": numbers_of(7, samples=4)}}) == PARTLY
     table["grid-random-m3"] = numbers_of(8)
     assert verdict_of("random", {"table1": table}) == PARTLY
     table["grid-all-m3"] = numbers_of(0, zero=(1, 2))

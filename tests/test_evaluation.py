@@ -288,24 +288,24 @@ def rows_with(shares, n=32):
 
 
 def test_interval_is_a_point_when_many_samples_agree():
-    assert k_max_interval(rows_with([1, 1, 1, 1, 0, 1]), 3, False) == (4, 4)
-    assert k_max_interval(rows_with([0, 1]), 3, False) == (0, 0)
-    assert k_max_interval(rows_with([1] * 12), 3, False) == (12, 12)
+    assert k_max_interval(rows_with([1, 1, 1, 1, 0, 1]), 3, False) == (4, 4, 4)
+    assert k_max_interval(rows_with([0, 1]), 3, False) == (0, 0, 0)
+    assert k_max_interval(rows_with([1] * 12), 3, False) == (12, 12, 12)
 
 
 def test_interval_is_wide_when_few_samples_agree():
-    low, high = k_max_interval(rows_with([1, 1, 1, 1, 0], n=2), 3, False)
+    low, _, high = k_max_interval(rows_with([1, 1, 1, 1, 0], n=2), 3, False)
     assert low < 2
     assert high >= 4
 
 
 def test_interval_holds_k_max_and_widens_at_the_threshold():
     rows = rows_with([1, 1, 28 / 32, 1, 0])  # exactly 7/8: half of the draws fail at 3
-    low, high = k_max_interval(rows, 3, False)
+    low, _, high = k_max_interval(rows, 3, False)
     assert (low, high) == (2, 4)
     assert low <= k_max({row.k: row.passed for row in rows}) <= high
 
 
 def test_interval_stops_where_a_k_was_not_tested():
     rows = [row for row in rows_with([1, 1, 1, 1, 1]) if row.k != 3]
-    assert k_max_interval(rows, 3, False) == (2, 2)
+    assert k_max_interval(rows, 3, False) == (2, 2, 2)

@@ -148,7 +148,7 @@ def check_settings(out, scale, effort, source, samples, device, seed, root, sdxl
 
 def check_hashes(settings: Settings, steps: list[Step], wanted: list[Checkpoint]) -> None:
     """Damaged weights stop the run before anything is drawn from them."""
-    if any(step.counted for step in steps):
+    if any(step.counted for step in steps) and COUNTER in weights.read_manifest():  # without one, its steps say so
         load_counter()
     mini = weights.WEIGHTS / MINI_ID
     if settings.sdxl_model == MINI_ID and mini.is_dir() and any(step.name == "sdxl" for step in steps):
@@ -178,7 +178,11 @@ def acquire(
         if train:
             print(f"{checkpoint.key}: training it")
             try:
-                trainer(settings.out / "runs", checkpoint.stage, settings.out / "weights", data, cifar)(checkpoint.run)
+                runs, home = settings.out / "runs", settings.out / "weights"
+                cpu = settings.device == "cpu"
+                trainer(runs, checkpoint.stage, home, data, cifar, settings.seed, cpu)(checkpoint.run)
+            except DiskFull:
+                raise
             except LcsError as error:  # e.g. no scenes with so many objects: the others can go on
                 print(f"{checkpoint.key}: {error}")
 

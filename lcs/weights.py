@@ -30,7 +30,12 @@ def entry_key(run: Run, stage: str = "late") -> str:
 
 def read_manifest(root: Path = WEIGHTS) -> dict[str, dict]:
     path = Path(root) / "manifest.json"
-    return read_json(path) if path.exists() else {}
+    entries = read_json(path) if path.exists() else {}
+    if not isinstance(entries, dict) or not all(
+        isinstance(e, dict) and ("hub" in e or {"file", "sha256"} <= e.keys()) for e in entries.values()
+    ):
+        raise LcsError(f"{path} is not a manifest: every entry needs a file and its sha256; fetch it again")
+    return entries
 
 
 def export(run: Run, folder: Path, stage: str = "late", root: Path = WEIGHTS) -> Path:

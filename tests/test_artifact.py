@@ -228,7 +228,7 @@ def test_bad_input_is_one_line(arguments, message, tmp_path, monkeypatch):
 def test_missing_checkpoints_are_trained_if_asked_to(tmp_path, tiny, monkeypatch):
     trained = []
 
-    def fake_trainer(out, stage, root, data, cifar):
+    def fake_trainer(out, stage, root, data, cifar, seed, cpu):
         return lambda run: trained.append(run.name) or ship(run, root, tmp_path / f"run-{run.name}", stage=stage)
 
     monkeypatch.setattr(runner, "trainer", fake_trainer)

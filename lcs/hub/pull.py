@@ -68,8 +68,9 @@ def pull_many(
 
 
 def trainer(
-    out: Path, stage: str = "late", root: Path = WEIGHTS, data: Path | None = None, cifar: Path | None = None
-) -> Callable[[Run], None]:
+    out: Path, stage: str = "late", root: Path = WEIGHTS, data: Path | None = None, cifar: Path | None = None,
+    seed: int = 0, cpu: bool = False,
+) -> Callable[[Run], None]:  # fmt: skip
     """An `or_train` hook: trains a run in `out` (resuming what is there) and enters it in the manifest of `root`."""
 
     def train_and_export(run: Run) -> None:
@@ -77,7 +78,7 @@ def trainer(
         from lcs.training.queue import run_folder, train_all
         from lcs.training.trainer import TrainSettings
 
-        train_all([run], data, out, 0, TrainSettings(), cifar=cifar)
+        train_all([run], data, out, seed, TrainSettings(cpu=cpu), cifar=cifar)
         folder = run_folder(out, run)
         if not (folder / f"{stage}.safetensors").exists():
             raise LcsError(f"{run.name} is being trained by another process; run the same command again later")

@@ -236,6 +236,17 @@ def test_resumed_training_equals_uninterrupted(tmp_path):
     assert np.isfinite(image).all()
 
 
+def test_training_can_go_on_from_a_finished_model(tmp_path):
+    begin = tiny_pipeline(1)
+    settings = replace(TINY, begun=100, samples=4, lr=1e-9)
+    again, seen = train_mini(tmp_path, settings, progress=False, vae=begin.vae, begin=begin)
+    assert seen == 104
+    for part in ("unet", "text_encoder", "text_encoder_2"):
+        a, b = getattr(begin, part).state_dict(), getattr(again, part).state_dict()
+        assert all(torch.allclose(a[k], b[k], atol=1e-6) for k in a), part
+    assert not (tmp_path / "text-state.safetensors").exists()
+
+
 def test_latents_belong_to_one_encoder_and_a_falling_rate_to_one_length(tmp_path):
     train_mini(tmp_path, TINY, progress=False, stop_after=6)
     with pytest.raises(LcsError, match="made by another autoencoder"):

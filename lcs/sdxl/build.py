@@ -49,12 +49,13 @@ class MiniSettings:
     text_lr: float = 2e-3
     samples: int = 200_000
     batch: int = 32
-    lr: float = 2e-3
+    lr: float = 1.2e-3
     warmup: int = 2_000  # samples
     high_noise: float = 0.5  # share of the samples drawn from high noise only, see `training.timesteps`
-    decay: float = 0.85  # share of the samples, at the end, over which the rate falls to zero
+    decay: float = 0.35  # share of the samples, at the end, over which the rate falls to zero
     ema_std: float = 0.05  # relative width of the weights' average
     seed: int = 0
+    begun: int = 0  # samples seen by the weights a run began with, if not at random
 
     def to_json(self) -> dict:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}

@@ -73,6 +73,10 @@ def train_command(
     stop_after: Annotated[int | None, typer.Option(help="Leave after this many samples; resume later.")] = None,
     ship: Annotated[bool, typer.Option(help="Measure it and write weights/mini-sdxl.")] = False,
     shipped_vae: Annotated[bool, typer.Option(help="Take the autoencoder of weights/mini-sdxl as it is.")] = False,
+    from_shipped: Annotated[
+        bool, typer.Option(help="Go on from all of weights/mini-sdxl, in a new --out.")
+    ] = False,
+    lr: Annotated[float | None, typer.Option(help="Learning rate, not the recipe's.")] = None,
 ) -> None:
     """Train mini-sdxl: scenes, autoencoder, text encoders and U-Net; run the same command again to resume."""
     from dataclasses import replace
@@ -83,19 +87,30 @@ def train_command(
             raise LcsError(f"--{name} {value} is not possible; at least 1")
     import torch
 
+    from lcs.data.files import read_json
     from lcs.sdxl.build import MiniSettings
-    from lcs.sdxl.package import load_pipeline
+    from lcs.sdxl.package import MANIFEST, MINI_ID, load_pipeline
     from lcs.sdxl.training import train_mini
+    from lcs.weights import WEIGHTS
 
     if threads:
         torch.set_num_threads(threads)
     settings = replace(MiniSettings(), seed=seed)
     if samples is not None:
         settings = replace(settings, samples=samples)
-    vae = load_pipeline("mini-sdxl", "cpu").vae if shipped_vae else None
-    if vae is not None:
-        vae.register_to_config(_name_or_path="")  # where it came from on this machine is nobody's business
-    pipe, seen = train_mini(out, settings, checkpoint_seconds, stop_after, vae=vae)
+    if lr is not None:
+        settings = replace(settings, lr=lr)
+    shipped = load_pipeline(MINI_ID, "cpu") if shipped_vae or from_shipped else None
+    if shipped is not None:
+        shipped.vae.register_to_config(_name_or_path="")  # where it came from on this machine is nobody's business
+    if from_shipped:
+        path, run = WEIGHTS / MINI_ID / MANIFEST, out / "run.json"  # once begun, what is shipped may have changed
+        begun = read_json(run)["begun"] if run.exists() else read_json(path)["samples"]
+        settings = replace(settings, begun=begun)
+    pipe, seen = train_mini(
+        out, settings, checkpoint_seconds, stop_after, vae=shipped.vae if shipped else None,
+        begin=shipped if from_shipped else None,
+    )  # fmt: skip
     print(f"{out}: {seen} samples seen")
     if ship:
         from lcs.sdxl.measure import measure_mini

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 from torch import Tensor
 from tqdm import tqdm
 
@@ -37,7 +37,6 @@ from lcs.sdxl.tokenizer import build_tokenizer
 from lcs.sdxl.views import training_views
 from lcs.training import checkpoint
 from lcs.training.ema import PowerEMA
-from lcs.training.optimizer import muon
 
 ZEROED = 0.07  # share of samples with zero embeddings: SDXL's unconditional branch
 EMPTY = 0.04  # share with the empty caption
@@ -85,7 +84,9 @@ class MiniTrainer:
         self.settings, self.latents, self.styles, self.table = settings, latents, styles, table
         self.tokenizer = build_tokenizer(settings.max_tokens)
         self.model = Denoiser(settings, self.tokenizer).to(memory_format=torch.channels_last)
-        self.optimizer = muon(self.model, (0.9, 0.99), tables="embedding")
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True
+        )
         self.ema = PowerEMA(dict(self.model.named_parameters()), (settings.ema_std,))
         self.alphas_cumprod = build_scheduler().alphas_cumprod
         self.mean = torch.tensor(vae.config.latents_mean).view(1, -1, 1, 1)
@@ -145,10 +146,12 @@ def train_mini(
     stop_after: int | None = None,
     progress: bool = True,
     vae: AutoencoderKL | None = None,
+    begin: StableDiffusionXLPipeline | None = None,
 ):
     """Trains, or continues, and returns the pipeline with averaged weights, and the samples it has seen.
 
-    vae: a finished autoencoder of the same settings, instead of training one.
+    vae: a finished autoencoder of the same settings, instead of training one. begin: whose text encoders and U-Net to
+    go on from, with a new optimizer and rate, instead of random ones; `settings.begun` says what they have seen.
     """
     out = Path(out)
     _same_settings(out, settings)
@@ -164,6 +167,9 @@ def train_mini(
     state, log = out / checkpoint.STATE, out / "loss.csv"
     if state.exists():
         trainer.load(state)
+    elif begin is not None:
+        for name, part in trainer.model.named_children():
+            part.load_state_dict(getattr(begin, name).state_dict())
     else:
         train_text(trainer.model, trainer.tokenizer, settings, out, progress)
     checkpoint.truncate_loss_log(log, trainer.steps_done * settings.batch)
@@ -195,7 +201,7 @@ def train_mini(
                 saved = time.monotonic()
     if progress:
         checkpoint.plot_loss(log, out / "loss.png", "mini-sdxl")
-    return assemble(settings, vae, trainer.averaged()), trainer.steps_done * settings.batch
+    return assemble(settings, vae, trainer.averaged()), settings.begun + trainer.steps_done * settings.batch
 
 
 def _same_settings(out: Path, settings: MiniSettings) -> None:

@@ -267,7 +267,8 @@ def test_training_learns_and_resumes_identically(tmp_path, scenes):
 def test_export_and_load_check_the_hash(tmp_path):
     torch.manual_seed(0)
     detector = Detector(TINY).eval()
-    (tmp_path / "manifest.json").write_text(json.dumps({"other": {"kept": True}}))
+    other = {"file": "other.safetensors", "sha256": "0"}
+    (tmp_path / "manifest.json").write_text(json.dumps({"other": other}))
     path = export_counter(detector, Thresholds(0.4, 0.5), {"note": 1}, {"exact": 0.5}, tmp_path)
     counter = load_counter(tmp_path)
     assert counter.thresholds == Thresholds(0.4, 0.5)
@@ -276,7 +277,7 @@ def test_export_and_load_check_the_hash(tmp_path):
     with torch.no_grad():
         assert torch.allclose(counter.detector(x)["heat"], detector(x)["heat"], atol=0.05)
     entry = json.loads((tmp_path / "manifest.json").read_text())
-    assert entry["other"] == {"kept": True}
+    assert entry["other"] == other
     assert entry[MANIFEST_KEY]["measured"] == {"exact": 0.5}
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
     with pytest.raises(LcsError, match="sha256"):

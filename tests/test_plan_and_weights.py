@@ -98,3 +98,10 @@ def test_a_checkpoint_knows_its_own_network(shipped):
     settings["network"]["wings"] = 2
     with pytest.raises(LcsError, match="another version"):
         weights.stored_network(settings)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"mini/grid-all-m3/late": {"file": "x"}}', '{"a": 3}'])
+def test_a_manifest_of_another_form_is_one_line(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(LcsError, match="is not a manifest"):
+        weights.read_manifest(tmp_path)

@@ -17,16 +17,13 @@ from accelerate.state import AcceleratorState
 from safetensors import SafetensorError
 from tiny import source, tiny_run
 
-from lcs import weights
 from lcs.data.files import read_json, write_error, write_json
-from lcs.data.shards import DatasetSpec, render_dataset
 from lcs.errors import DiskFull, LcsError
-from lcs.experiments import Recipe, Run, get_experiment, with_samples
+from lcs.experiments import Recipe, with_samples
 from lcs.model.build import build_model, trained_network
 from lcs.model.layers import MPConv
 from lcs.training import checkpoint, trainer
 from lcs.training.batches import make_batch, standardise, to_rgb
-from lcs.training.queue import claimed, open_source, train_all
 from lcs.training.trainer import TrainSettings, learning_rate, run_settings, train
 from lcs.weights import load_stage
 
@@ -419,17 +416,6 @@ def test_corrupt_checkpoint_is_a_clear_error(straight, tmp_path):
         train(tiny_run(), source(), tmp_path, settings=QUIET)
 
 
-def test_queue_skips_what_another_process_holds(tmp_path, capsys):
-    folder = tmp_path / "tiny" / "grid-single-m2"
-    with claimed(folder) as mine:
-        assert mine
-        train_all([tiny_run()], None, tmp_path, 0, QUIET)
-    assert "another process" in capsys.readouterr().out
-    train_all([tiny_run()], None, tmp_path, 0, QUIET)
-    train_all([tiny_run()], None, tmp_path, 0, QUIET)
-    assert "finished" in capsys.readouterr().out
-
-
 # ---- going on from bare weights -------------------------------------------------------------------
 
 
@@ -472,12 +458,6 @@ def test_a_start_that_left_nothing_is_forgotten(straight, tmp_path):
     assert checkpoint.load_meta(tmp_path / "state.safetensors")["samples"] == 8
 
 
-def test_images_of_another_size_are_refused(tmp_path):
-    render_dataset(tmp_path, DatasetSpec(counts=(1, 2), scenes=2, size=16), progress=False)
-    with pytest.raises(LcsError, match="holds images of 16 pixels"):
-        open_source(tiny_run(), tmp_path)
-
-
 def test_a_run_may_be_made_longer_but_not_changed(straight, tmp_path):
     shutil.copytree(straight, tmp_path / "run")
     run = tiny_run()
@@ -493,44 +473,3 @@ def test_a_run_whose_length_is_no_whole_number_of_batches_may_be_made_longer(tmp
     train(with_samples(run, 3 * batch - 1), source(), tmp_path / "run", settings=QUIET)  # ends at 3 batches
     train(with_samples(run, 4 * batch), source(), tmp_path / "run", settings=QUIET)
     assert checkpoint.load_meta(tmp_path / "run" / "late.safetensors")["samples"] == 4 * batch
-
-
-# ---- the queue ships and goes on ------------------------------------------------------------------
-
-
-def test_finished_runs_are_shipped_once(tmp_path, monkeypatch, capsys):
-    exported, manifest = [], {}
-
-    def export(run, folder, stage):
-        exported.append((run.name, stage))
-        manifest[weights.entry_key(run, stage)] = {
-            "samples": run.recipe.samples, "settings": read_json(folder / "run.json"),
-        }  # fmt: skip
-
-    monkeypatch.setattr(weights, "export", export)
-    monkeypatch.setattr(weights, "read_manifest", lambda: manifest)
-    train_all([tiny_run()], None, tmp_path, 0, QUIET)
-    assert not exported  # not asked to
-    for _ in range(2):  # also when training ended in an earlier call, and not twice
-        train_all([tiny_run()], None, tmp_path, 0, QUIET, ship=True)
-    assert exported == [("grid-single-m2", "late")]
-    manifest["tiny/grid-single-m2/late"]["settings"]["seed"] = 7  # another training of the same length
-    train_all([tiny_run()], None, tmp_path, 0, QUIET, ship=True)
-    assert len(exported) == 2
-    manifest["tiny/grid-single-m2/late"]["samples"] = 1000  # better ones are there
-    train_all([tiny_run()], None, tmp_path, 0, QUIET, ship=True)
-    assert len(exported) == 2
-    manifest["tiny/grid-single-m2/late"]["settings"]["recipe"]["lr"] = 7  # ... of a recipe that was given up
-    train_all([tiny_run()], None, tmp_path, 0, QUIET, ship=True)
-    assert len(exported) == 3
-    assert "not shipped, weights of 1000 samples are" in capsys.readouterr().out
-
-
-def test_a_queue_goes_on_without_the_data_of_one_run(tmp_path, capsys):
-    cifar = Run(get_experiment("cifar10"), 0, tiny_run().scale)
-    with pytest.raises(LcsError, match="cifar10 could not be trained"):
-        train_all([cifar, tiny_run()], None, tmp_path, 0, QUIET, keep_going=True)
-    assert "cifar10: skipped, cifar10 needs --cifar" in capsys.readouterr().out
-    assert (tmp_path / "tiny" / "grid-single-m2" / "late.safetensors").exists()
-    with pytest.raises(LcsError, match="needs --cifar"):
-        train_all([cifar], None, tmp_path, 0, QUIET)

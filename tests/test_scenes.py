@@ -19,6 +19,7 @@ from lcs.scenes.scene import (
     scene_from_json,
     scene_to_json,
     sun_direction,
+    unproject,
     write_scenes,
 )
 
@@ -34,6 +35,14 @@ def test_projection_by_hand():
     assert project(camera, (1.0, 10.0, 1.0)) == pytest.approx((160 + 350 / 20, 120 - 350 / 20))
     # The original camera: focal length 35 mm on a 32 mm sensor; the origin is in the middle.
     assert project(world.CAMERA, (0.0, 0.0, 0.0)) == pytest.approx((160, 120))
+
+
+def test_unproject_inverts_project_and_refuses_the_sky():
+    for point in ((0.0, 0.0, 0.7), (2.5, -1.0, 0.35), (-3.0, 2.0, 0.0)):
+        pixel = project(world.CAMERA, point)
+        assert unproject(world.CAMERA, pixel, point[2]) == pytest.approx(point)
+    with pytest.raises(LcsError, match="does not show"):
+        unproject(world.CAMERA, (160.0, -500.0), 0.0)
 
 
 def test_axes_are_orthonormal_and_right_handed():

@@ -1,7 +1,8 @@
 """mini-sdxl: captions, tokenizer, training, resuming, and the shipped folder."""
 
+import math
 from dataclasses import replace
-from itertools import islice
+from itertools import combinations, islice
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from lcs.counter.matching import pairs_within
 from lcs.errors import LcsError
 from lcs.scenes import world
 from lcs.scenes.placement import random_scene
+from lcs.scenes.scene import project
 from lcs.scenes.table import table_of
 from lcs.sdxl import captions, text, views
 from lcs.sdxl.autoencoder import psnr
@@ -20,7 +22,7 @@ from lcs.sdxl.build import Denoiser, MiniSettings, build_scheduler
 from lcs.sdxl.package import check_files, export_mini, load_pipeline
 from lcs.sdxl.sampling import decode, encode, initial_noise, sample
 from lcs.sdxl.tokenizer import build_tokenizer
-from lcs.sdxl.training import learning_rate, noised, timesteps, train_mini
+from lcs.sdxl.training import learning_rate, loss_weight, noised, timesteps, train_mini
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +88,28 @@ def test_styles_change_what_they_name():
         captions.apply_style(images, "cubism")
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_scenes_of_the_view_hold_their_objects_whole_and_a_third_of_them_is_small(count):
-    scenes = list(islice(views.view_scenes(count, base_seed=0), 600))
-    objects = [o for scene in scenes for o in scene.objects]
-    assert len(objects) == 600 * count
-    points = views.in_view(np.array([o.location for o in objects]))
-    assert points.min() > 0.1
-    assert points.max() < 0.9
-    small = np.mean([o.size == "small" for o in objects])
-    sd = (captions.SMALL_SHARE * (1 - captions.SMALL_SHARE) / len(objects)) ** 0.5
-    assert abs(small - captions.SMALL_SHARE) < 0.03 + 3 * sd
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_objects_of_a_view_stand_at_spots_of_their_own_and_a_third_of_them_is_small(count):
+    scenes = list(islice(views.view_scenes(count, base_seed=0), 400))
+    spots = np.array(list(views.SPOTS.values()))
+    used = np.zeros(len(spots))
+    for scene in scenes:
+        points = views.in_view(np.array([o.location for o in scene.objects]))
+        away = np.abs(points[:, None] - spots) <= np.array(views.JITTER) + 1e-9  # [object, spot, 2]
+        at = away.all(2)
+        assert (at.sum(1) == 1).all()
+        assert at.sum(0).max() == 1
+        used += at.sum(0)
+        for a, b in combinations(scene.objects, 2):
+            assert math.dist(a.position[:2], b.position[:2]) - a.radius - b.radius > 0.1  # none touch
+        for o in scene.objects:
+            assert o.position[2] == o.radius
+            assert project(scene.camera, o.position) == pytest.approx(o.pixel)
+            assert captions.place_of(float(views.in_view(np.array(o.location))[0])) in views.SPOTS
+    total = used.sum()
+    assert np.abs(used / total - 1 / 3).max() < 4 * (2 / 9 / total) ** 0.5 + 1e-9  # every spot as often
+    small = np.mean([o.size == "small" for scene in scenes for o in scene.objects])
+    assert abs(small - captions.SMALL_SHARE) < 4 * (2 / 9 / total) ** 0.5
 
 
 def test_the_counter_finds_in_a_view_what_was_rendered_there():
@@ -210,6 +223,33 @@ def test_a_share_of_the_timesteps_is_at_high_noise():
     assert (t >= 600).mean() == pytest.approx(0.5 + 0.5 * 0.4, abs=1e-4)
     assert t[t >= 600].mean() == pytest.approx(799.5, abs=0.1)  # even within either part
     assert t[t < 600].mean() == pytest.approx(299.5, abs=0.1)
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.5, 1.0])
+def test_the_weighted_loss_is_edm_s(scale):
+    """(sigma^2 + b^2) / (sigma b)^2 |x0hat - x0|^2, whatever is predicted."""
+    alphas = build_scheduler().alphas_cumprod
+    t = torch.tensor([0, 10, 300, 700, 999])
+    generator = torch.Generator().manual_seed(0)
+    x, eps, guess = (torch.randn(5, 4, 2, 2, generator=generator) for _ in range(3))
+    x_t, v = noised(scale * x, t, eps, alphas)
+    a, s = (c.sqrt().view(-1, 1, 1, 1) for c in (alphas[t], 1 - alphas[t]))
+    error = (a * x_t - s * guess - scale * x).square().mean((1, 2, 3))
+    sigma = (s / a).flatten()
+    edm = (sigma**2 + scale**2) / (sigma * scale) ** 2 * error
+    ours = loss_weight(t, alphas, scale) * (guess - v).square().mean((1, 2, 3))
+    assert torch.allclose(ours, edm, rtol=1e-3)
+
+
+def test_latents_have_the_asked_spread_and_decode_as_before(tmp_path):
+    pipe, _ = train_mini(tmp_path, replace(TINY, latent_scale=0.25), progress=False)
+    assert pipe.vae.config.scaling_factor == 0.25
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    raw = pipe.vae.encode(images).latent_dist.mean
+    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (pipe.vae.config.latents_mean, pipe.vae.config.latents_std))
+    plain = (pipe.vae.decode(raw).sample / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1) * 255
+    decoded = decode(pipe, (raw - mean) / std * 0.25)
+    assert np.abs(decoded - plain.numpy()).max() < 0.6  # rounding to whole numbers
 
 
 def test_learning_rate_rises_stays_and_falls_to_zero():

@@ -88,6 +88,18 @@ def project(camera: Vec3, point: Vec3) -> tuple[float, float]:
     )
 
 
+def unproject(camera: Vec3, pixel: tuple[float, float], height: float) -> Vec3:
+    """The point at this height above the floor that `project` puts at this pixel."""
+    right, up, forward = look_at_axes(camera)
+    focal = world.LENS / world.SENSOR_WIDTH * world.IMAGE_WIDTH
+    x, y = (pixel[0] - world.IMAGE_WIDTH / 2) / focal, (world.IMAGE_HEIGHT / 2 - pixel[1]) / focal
+    ray = tuple(f + x * r + y * u for f, r, u in zip(forward, right, up, strict=True))
+    if ray[2] * (height - camera[2]) <= 0:
+        raise LcsError(f"pixel {pixel} does not show anything at height {height}")
+    t = (height - camera[2]) / ray[2]
+    return camera[0] + t * ray[0], camera[1] + t * ray[1], height
+
+
 def ground_directions(camera: Vec3) -> dict[str, Vec3]:
     """CLEVR's left/right/front/behind: the camera's axes projected on the floor."""
     right, _, forward = look_at_axes(camera)

@@ -154,13 +154,14 @@ def load_latents(path: Path) -> tuple[np.ndarray, np.ndarray, SceneTable]:
     return latents, styles, SceneTable(**{name: np.array(column) for name, column in tensors.items()})
 
 
-def set_latent_statistics(vae: AutoencoderKL, latents: np.ndarray) -> None:
-    """Standardises each channel: the pipeline reads these from the autoencoder's configuration when it decodes."""
+def set_latent_statistics(vae: AutoencoderKL, latents: np.ndarray, scale: float) -> None:
+    """Each channel gets mean 0 and standard deviation `scale`: the pipeline reads these from the autoencoder's
+    configuration when it decodes."""
     sample = np.asarray(latents[:: max(1, len(latents) // 4096)], np.float32)
     vae.register_to_config(
         latents_mean=[float(v) for v in sample.mean((0, 2, 3))],
         latents_std=[float(v) for v in sample.std((0, 2, 3))],
-        scaling_factor=1.0,
+        scaling_factor=scale,
     )
 
 

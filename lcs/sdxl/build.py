@@ -51,9 +51,10 @@ class MiniSettings:
     batch: int = 32
     lr: float = 1.2e-3
     warmup: int = 2_000  # samples
-    high_noise: float = 0.5  # share of the samples drawn from high noise only, see `training.timesteps`
+    latent_scale: float = 0.5  # standard deviation of the latents: the smaller, the more noise the schedule reaches
+    high_noise: float = 0.25  # share of the samples drawn from high noise only, see `training.timesteps`
     decay: float = 0.35  # share of the samples, at the end, over which the rate falls to zero
-    ema_std: float = 0.05  # relative width of the weights' average
+    ema_std: float = 0.10  # relative width of the weights' average
     seed: int = 0
     begun: int = 0  # samples seen by the weights a run began with, if not at random
 
@@ -62,6 +63,7 @@ class MiniSettings:
 
     @classmethod
     def from_json(cls, data: dict) -> MiniSettings:
+        data = {"latent_scale": 1.0, **data}  # earlier versions did not write it
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
     @property

@@ -73,9 +73,7 @@ def train_command(
     stop_after: Annotated[int | None, typer.Option(help="Leave after this many samples; resume later.")] = None,
     ship: Annotated[bool, typer.Option(help="Measure it and write weights/mini-sdxl.")] = False,
     shipped_vae: Annotated[bool, typer.Option(help="Take the autoencoder of weights/mini-sdxl as it is.")] = False,
-    from_shipped: Annotated[
-        bool, typer.Option(help="Go on from all of weights/mini-sdxl, in a new --out.")
-    ] = False,
+    from_shipped: Annotated[bool, typer.Option(help="Go on from all of weights/mini-sdxl, in a new --out.")] = False,
     lr: Annotated[float | None, typer.Option(help="Learning rate, not the recipe's.")] = None,
 ) -> None:
     """Train mini-sdxl: scenes, autoencoder, text encoders and U-Net; run the same command again to resume."""
@@ -106,7 +104,7 @@ def train_command(
     if from_shipped:
         path, run = WEIGHTS / MINI_ID / MANIFEST, out / "run.json"  # once begun, what is shipped may have changed
         begun = read_json(run)["begun"] if run.exists() else read_json(path)["samples"]
-        settings = replace(settings, begun=begun)
+        settings = replace(settings, begun=begun, latent_scale=float(shipped.vae.config.scaling_factor))
     pipe, seen = train_mini(
         out, settings, checkpoint_seconds, stop_after, vae=shipped.vae if shipped else None,
         begin=shipped if from_shipped else None,

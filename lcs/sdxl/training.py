@@ -10,8 +10,11 @@ OUT/state.safetensors             text encoders and U-Net, optimizer, averaged w
 OUT/loss.csv, OUT/loss.png
 
 The objective is v-prediction on SDXL's schedule: with a_t = sqrt(alphabar_t) and s_t = sqrt(1 - alphabar_t),
-x_t = a_t x_0 + s_t eps and the U-Net is fitted to v = a_t eps - s_t x_0. Everything random in step n comes from
-(seed, n): killed and run again, training continues as if it had not stopped.
+x_t = a_t x_0 + s_t eps and the U-Net is fitted to v = a_t eps - s_t x_0. Latents have a standard deviation of b = 0.5:
+SDXL's schedule ends at sigma = 14.6, where latents of standard deviation 1 still show through the noise where objects
+stand and, for large ones, of which shape they are, so that words are not needed there and at the start of sampling
+pure noise is taken for a picture. Everything random in step n comes from (seed, n): killed and run again, training
+continues as if it had not stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from lcs.training.ema import PowerEMA
 ZEROED = 0.07  # share of samples with zero embeddings: SDXL's unconditional branch
 EMPTY = 0.04  # share with the empty caption
 LOG_EVERY = 50  # steps
-HIGH = 0.6  # timesteps from this share on are high noise: sigma above 2.3
+HIGH = 0.6  # timesteps from this share on are high noise: sigma above 2.3, 4.6 standard deviations of the latents
 
 
 def learning_rate(settings: MiniSettings, samples: int) -> float:
@@ -76,6 +79,13 @@ def timesteps(u: np.ndarray, steps: int, high_noise: float) -> np.ndarray:
     return (share * steps).astype(np.int64)
 
 
+def loss_weight(t: Tensor, alphas_cumprod: Tensor, scale: float) -> Tensor:
+    """[B] -> [B]: makes the squared error of v EDM's loss, in which every noise level counts alike for a network that
+    has learned nothing: (sigma^2 + b^2) / (b^2 (1 + sigma^2)), from 1 at low noise to 1 / b^2 at high noise."""
+    variance = (1 - alphas_cumprod[t]) / alphas_cumprod[t]  # sigma^2
+    return (variance + scale**2) / (scale**2 * (1 + variance))
+
+
 class MiniTrainer:
     """Text encoders and U-Net with their optimizer and averaged weights; `step(n)` is a function of (state, n)."""
 
@@ -90,7 +100,7 @@ class MiniTrainer:
         self.ema = PowerEMA(dict(self.model.named_parameters()), (settings.ema_std,))
         self.alphas_cumprod = build_scheduler().alphas_cumprod
         self.mean = torch.tensor(vae.config.latents_mean).view(1, -1, 1, 1)
-        self.std = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1)
+        self.std = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1) / settings.latent_scale
         self.steps_done = 0
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
@@ -113,7 +123,8 @@ class MiniTrainer:
         x_t, t, v, ids, keep = self.batch(self.steps_done)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.settings, self.steps_done * self.settings.batch)
-        loss = (self.model(x_t, t, ids, keep) - v).square().mean()
+        weight = loss_weight(t, self.alphas_cumprod, self.settings.latent_scale)
+        loss = (weight * (self.model(x_t, t, ids, keep) - v).square().mean((1, 2, 3))).mean()
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -160,7 +171,7 @@ def train_mini(
     vae = vae if finished else autoencoder.train_vae(scenes, settings, out, progress=progress)
     autoencoder.encode_scenes(vae, scenes, out / autoencoder.LATENTS, progress)
     latents, styles, table = autoencoder.load_latents(out / autoencoder.LATENTS)
-    autoencoder.set_latent_statistics(vae, latents)
+    autoencoder.set_latent_statistics(vae, latents, settings.latent_scale)
     if not finished:
         autoencoder.train_decoder(vae, scenes, latents, settings, out, progress=progress)
     trainer = MiniTrainer(settings, latents, styles, table, vae)

@@ -1,7 +1,11 @@
 """The scenes as mini-sdxl sees them: the middle half of the frame, twice as large, with one or two objects.
 
 In a whole frame of 64 pixels an object is 5 to 10 pixels wide, one or two latent positions: its shape is hardly there
-to be learned. In the view it is 10 to 20. The counter knows whole frames only, so `look` puts a view back into an
+to be learned. In the view it is 10 to 20. Objects stand near one of three spots (left, middle and further back, right),
+so that a caption says nearly all there is to know: where an object may be anywhere, a network that is to learn what
+"cylinder" means must first find it in the noise, and by then the noise tells its shape, too.
+
+The counter knows whole frames only, so `look` puts a view back into an
 empty frame, at half its size and where it was cut out, and gives what is found there in the view's own coordinates.
 
     OUT/scenes/00017.safetensors      views uint8 [n, S, S, 3] and the SceneTable columns, locations in the view
@@ -21,16 +25,18 @@ from tqdm import tqdm
 from lcs.counter.detector import Counter, Detections
 from lcs.data.files import atomic_write, map_safetensors
 from lcs.render.fast import render
+from lcs.scenes import world
 from lcs.scenes.placement import random_scene
-from lcs.scenes.scene import Scene
+from lcs.scenes.scene import Scene, unproject
 from lcs.scenes.table import SceneTable, concatenate, table_of
 from lcs.sdxl.build import MiniSettings
 from lcs.sdxl.captions import STYLED, STYLES, apply_style
 
 ZOOM = 2
 ORIGIN = np.array([0.25, 0.203125])  # the view's upper left corner (x, y), as fractions of the frame
-MARGIN = {"large": (0.17, 0.22), "small": (0.10, 0.13)}  # (x, y) of the view: nearer to its border, one may be cut off
-KEEP_SMALL = 1 / 3  # chance to be kept: as small ones fit more often, a third of the objects is small then
+SPOTS = {"left": (0.225, 0.55), "middle": (0.5, 0.33), "right": (0.775, 0.55)}  # (x, y) in the view
+JITTER = (0.025, 0.04)  # how far from its spot an object's centre may be, either way
+KEEP_SMALL = 1 / 2  # chance to be kept: a third of the objects is small then
 COUNTS = (1, 2)  # objects per training scene: three are left for the study
 FOLDER = "scenes"
 SHARD = 1_000
@@ -48,22 +54,26 @@ def in_frame(points: np.ndarray) -> np.ndarray:
     return points / ZOOM + ORIGIN
 
 
-def fits(scene: Scene) -> bool:
-    """True if every object lies wholly in the view."""
-    points = in_view(np.array([o.location for o in scene.objects]).reshape(-1, 2))
-    margins = np.array([MARGIN[o.size] for o in scene.objects]).reshape(-1, 2)
-    return bool(((points > margins) & (points < 1 - margins)).all())
+def at_spots(scene: Scene, rng: np.random.Generator) -> Scene:
+    """The same camera, lights and objects, but each object near a spot of its own."""
+    names = rng.permutation(list(SPOTS))[: len(scene.objects)]
+    placed = []
+    for thing, name in zip(scene.objects, names, strict=True):
+        x, y = in_frame(np.array(SPOTS[name]) + np.array(JITTER) * rng.uniform(-1, 1, 2))
+        pixel = (float(x) * world.IMAGE_WIDTH, float(y) * world.IMAGE_HEIGHT)
+        placed.append(replace(thing, position=unproject(scene.camera, pixel, thing.radius), pixel=pixel))
+    return replace(scene, objects=tuple(placed))
 
 
 def view_scenes(count: int, base_seed: int) -> Iterator[Scene]:
-    """Random scenes with `count` objects in view; small objects are thinned."""
+    """Random scenes with `count` objects at their spots; small objects are thinned."""
     rng = np.random.default_rng([base_seed, count, 5])
     index = base_seed * 2**32
     while True:
         scene = random_scene(index, count)
         index += 1
-        if fits(scene) and all(o.size == "large" or rng.random() < KEEP_SMALL for o in scene.objects):
-            yield scene
+        if all(o.size == "large" or rng.random() < KEEP_SMALL for o in scene.objects):
+            yield at_spots(scene, rng)
 
 
 def draw_views(scenes: Sequence[Scene], size: int) -> tuple[np.ndarray, SceneTable]:

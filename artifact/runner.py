@@ -229,9 +229,10 @@ def _key(step: Step, settings: Settings, there: list[Checkpoint], needs: list[Ch
     """Hash of all a step depends on: its checkpoints, the counter, mini-sdxl, the settings and the code."""
     counter = weights.read_manifest(weights.WEIGHTS).get(COUNTER, {}).get("sha256")
     sdxl = weights.WEIGHTS / MINI_ID / MANIFEST  # it lists the hashes of all its files
+    sdxl = [sha256_of(sdxl) if sdxl.exists() else None, _folder_facts(Path(settings.sdxl_model))]
     return content_hash([
         step.name, settings_dict(settings), [(c.key, settings.sha256(c)) for c in there], [c.key for c in needs],
-        counter, sha256_of(sdxl) if sdxl.exists() else None, _folder_facts(Path(settings.sdxl_model)),
+        counter, sdxl if step.name == "sdxl" else None,
         code_hash((*COUNT_SOURCES, *step.sources), *(p for p in HERE.glob("*.py") if p.name not in ABOUT)),
     ])  # fmt: skip
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import combinations, islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from lcs.scenes import world
 from lcs.scenes.placement import random_scene
 from lcs.scenes.scene import project
 from lcs.scenes.table import table_of
-from lcs.sdxl import captions, text, views
+from lcs.sdxl import captions, gain, text, views
 from lcs.sdxl.autoencoder import psnr
 from lcs.sdxl.build import Denoiser, MiniSettings, build_scheduler
 from lcs.sdxl.package import check_files, export_mini, load_pipeline
@@ -250,6 +251,36 @@ def test_latents_have_the_asked_spread_and_decode_as_before(tmp_path):
     plain = (pipe.vae.decode(raw).sample / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1) * 255
     decoded = decode(pipe, (raw - mean) / std * 0.25)
     assert np.abs(decoded - plain.numpy()).max() < 0.6  # rounding to whole numbers
+
+
+@pytest.mark.parametrize("follows", [0.0, 0.5, 1.0])
+def test_word_gain_is_the_share_of_the_difference_that_is_followed(monkeypatch, follows):
+    """A denoiser that draws `follows` of what its caption says and otherwise what it likes."""
+    pipe, seen, real = tiny_pipeline(), {}, gain.latents_and_captions
+    pipe = SimpleNamespace(vae=pipe.vae, scheduler=build_scheduler())
+    statistics = {"latents_mean": [0.1] * 4, "latents_std": [2.0] * 4, "scaling_factor": 0.5, "sample_size": 32}
+    pipe.vae = SimpleNamespace(config=SimpleNamespace(**statistics), encode=pipe.vae.encode)
+
+    def remember(pipe, scenes):
+        z, captions = real(pipe, scenes)
+        seen[tuple(captions)] = z
+        return z, captions
+
+    def draw(pipe, x, t, sigma, captions):
+        return follows * seen[tuple(captions)] + torch.sin(x)
+
+    monkeypatch.setattr(gain, "latents_and_captions", remember)
+    monkeypatch.setattr(gain, "encode", lambda pipe, captions: captions)
+    monkeypatch.setattr(gain, "denoised", draw)
+    rows = gain.word_gains(pipe, scenes=12)
+    assert [row["sigma"] for row in rows] == sorted((row["sigma"] for row in rows), reverse=True)
+    assert 27 < rows[0]["sigma"] < 29  # 13.8 over the latents' standard deviation
+    for row in rows:
+        assert [row[f"{a} {s}"] for a in ("shape", "color") for s in ("large", "small")] == pytest.approx([follows] * 4)
+    first, *others = seen
+    for said in others:
+        changed = [set(a.split()) ^ set(b.split()) for a, b in zip(first, said, strict=True)]
+        assert all(len(words - {"a", "an"}) == 2 for words in changed)  # one word for another
 
 
 def test_learning_rate_rises_stays_and_falls_to_zero():

@@ -1,4 +1,5 @@
-"""What is written beside mini-sdxl: how well it obeys held-out prompts and how well its autoencoder reconstructs."""
+"""What is written beside mini-sdxl: how well it obeys held-out prompts and follows single words, and how well its
+autoencoder reconstructs."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from lcs.counter.detector import Counter, load_counter
 from lcs.counter.matching import pairs_within
 from lcs.sdxl.autoencoder import psnr, reconstruct
 from lcs.sdxl.concepts import MINI
+from lcs.sdxl.gain import word_gains
 from lcs.sdxl.judge import measure_obedience
 from lcs.sdxl.sampling import Pipe
 from lcs.sdxl.views import COUNTS, ZOOM, held_out_views, look
@@ -33,7 +35,7 @@ def measure_mini(pipe: Pipe, prompts: int = 200, steps: int = 25, guidance: floa
     """Obedience to held-out prompts with one and two objects, by the project's counter, with Wilson intervals."""
     counter = load_counter()
     guidance = MINI.guidance if guidance is None else guidance
-    measured: dict = {"autoencoder": measure_autoencoder(pipe, counter)}
+    measured: dict = {"autoencoder": measure_autoencoder(pipe, counter), "word gains": word_gains(pipe)}
     with tqdm(total=2 * prompts, desc="held-out prompts", unit="img") as bar:
         for objects in COUNTS:
             result = measure_obedience(pipe, counter, objects, prompts, steps, guidance, done=bar.update)

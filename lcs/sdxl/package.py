@@ -72,9 +72,9 @@ def _card(settings: MiniSettings, samples: int, measured: dict) -> str:
         "---", "license: apache-2.0", "library_name: diffusers", "pipeline_tag: text-to-image", "---", "",
         "# mini-sdxl", "",
         f"A `StableDiffusionXLPipeline` at {settings.size}x{settings.size} pixels, trained by this project on "
-        f"captioned renders of CLEVR scenes with one or two objects, of which it sees the middle half, twice as large "
-        f"({samples:,} samples, one CPU core). It exists so "
-        "that the SDXL study can run anywhere; it draws nothing but such scenes.", "",
+        "captioned renders of CLEVR scenes with one or two objects, each near one of three spots (left, middle, right), "
+        f"seen from twice as near as in CLEVR ({samples:,} samples, one CPU core). It exists so that the SDXL study "
+        "can run anywhere; it draws nothing but such scenes.", "",
         "```python", "from diffusers import StableDiffusionXLPipeline",
         'pipe = StableDiffusionXLPipeline.from_pretrained("weights/mini-sdxl")',
         f'pipe("a large red metal cube on the left", guidance_scale={MINI.guidance:g}, num_inference_steps=25)',

@@ -72,8 +72,8 @@ def _card(settings: MiniSettings, samples: int, measured: dict) -> str:
         "---", "license: apache-2.0", "library_name: diffusers", "pipeline_tag: text-to-image", "---", "",
         "# mini-sdxl", "",
         f"A `StableDiffusionXLPipeline` at {settings.size}x{settings.size} pixels, trained by this project on "
-        "captioned renders of CLEVR scenes with one or two objects, each near one of three spots (left, middle, right), "
-        f"seen from twice as near as in CLEVR ({samples:,} samples, one CPU core). It exists so that the SDXL study "
+        "captioned renders of CLEVR scenes with one or two objects, each near one of three spots (left, middle, "
+        f"right), seen from twice as near as in CLEVR ({samples:,} samples, one CPU core). It exists so that the SDXL study "
         "can run anywhere; it draws nothing but such scenes.", "",
         "```python", "from diffusers import StableDiffusionXLPipeline",
         'pipe = StableDiffusionXLPipeline.from_pretrained("weights/mini-sdxl")',

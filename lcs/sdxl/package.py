@@ -73,8 +73,8 @@ def _card(settings: MiniSettings, samples: int, measured: dict) -> str:
         "# mini-sdxl", "",
         f"A `StableDiffusionXLPipeline` at {settings.size}x{settings.size} pixels, trained by this project on "
         "captioned renders of CLEVR scenes with one or two objects, each near one of three spots (left, middle, "
-        f"right), seen from twice as near as in CLEVR ({samples:,} samples, one CPU core). It exists so that the SDXL study "
-        "can run anywhere; it draws nothing but such scenes.", "",
+        f"right), seen from twice as near as in CLEVR ({samples:,} samples, one CPU core). It exists so that the SDXL "
+        "study can run anywhere; it draws nothing but such scenes.", "",
         "```python", "from diffusers import StableDiffusionXLPipeline",
         'pipe = StableDiffusionXLPipeline.from_pretrained("weights/mini-sdxl")',
         f'pipe("a large red metal cube on the left", guidance_scale={MINI.guidance:g}, num_inference_steps=25)',

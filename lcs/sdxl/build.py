@@ -52,7 +52,9 @@ class MiniSettings:
     lr: float = 1.2e-3
     warmup: int = 2_000  # samples
     latent_scale: float = 0.5  # standard deviation of the latents: the smaller, the more noise the schedule reaches
-    high_noise: float = 0.25  # share of the samples drawn from high noise only, see `training.timesteps`
+    high_noise: float = 0.55  # share of the samples at high noise, see `training.timesteps`: first what is where,
+    early: int = 64_000  # then, after so many samples,
+    high_noise_later: float = 0.2  # how it looks
     decay: float = 0.35  # share of the samples, at the end, over which the rate falls to zero
     ema_std: float = 0.10  # relative width of the weights' average
     seed: int = 0

@@ -70,13 +70,11 @@ def noised(x: Tensor, t: Tensor, eps: Tensor, alphas_cumprod: Tensor) -> tuple[T
 
 
 def timesteps(u: np.ndarray, steps: int, high_noise: float) -> np.ndarray:
-    """int64 timesteps from uniform u in [0, 1): uniform, but a share `high_noise` of them from HIGH * steps on.
+    """int64 timesteps from uniform u in [0, 1): a share `high_noise` of them from HIGH * steps on, even on either side.
 
-    What the prompt decides (where objects stand, which shapes) is decided at high noise, where the image tells nothing.
+    What the prompt decides (what stands where) is decided at high noise, where the image tells nothing.
     """
-    below = (1 - high_noise) * HIGH  # share of timesteps below HIGH
-    share = np.where(u < below, u / below * HIGH, HIGH + (u - below) / (1 - below) * (1 - HIGH))
-    return (share * steps).astype(np.int64)
+    return (np.interp(u, [0, 1 - high_noise, 1], [0, HIGH, 1]) * steps).astype(np.int64)
 
 
 def loss_weight(t: Tensor, alphas_cumprod: Tensor, scale: float) -> Tensor:
@@ -114,7 +112,8 @@ class MiniTrainer:
             captions, padding="max_length", max_length=s.max_tokens, truncation=True, return_tensors="pt"
         ).input_ids
         strata = (rng.permutation(s.batch) + rng.random(s.batch)) / s.batch  # one draw in each of B slices
-        t = torch.from_numpy(timesteps(strata, len(self.alphas_cumprod), s.high_noise))
+        high_noise = s.high_noise if step * s.batch < s.early else s.high_noise_later
+        t = torch.from_numpy(timesteps(strata, len(self.alphas_cumprod), high_noise))
         eps = torch.randn(x.shape, generator=torch.Generator().manual_seed(int(rng.integers(2**31))))
         x_t, v = noised(x, t, eps, self.alphas_cumprod)
         return x_t.contiguous(memory_format=torch.channels_last), t, v, ids, torch.from_numpy(keep)

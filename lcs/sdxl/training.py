@@ -112,7 +112,7 @@ class MiniTrainer:
             captions, padding="max_length", max_length=s.max_tokens, truncation=True, return_tensors="pt"
         ).input_ids
         strata = (rng.permutation(s.batch) + rng.random(s.batch)) / s.batch  # one draw in each of B slices
-        high_noise = s.high_noise if step * s.batch < s.early else s.high_noise_later
+        high_noise = s.high_noise if s.begun + step * s.batch < s.early else s.high_noise_later
         t = torch.from_numpy(timesteps(strata, len(self.alphas_cumprod), high_noise))
         eps = torch.randn(x.shape, generator=torch.Generator().manual_seed(int(rng.integers(2**31))))
         x_t, v = noised(x, t, eps, self.alphas_cumprod)

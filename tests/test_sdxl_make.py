@@ -64,7 +64,7 @@ def test_captions_are_true_of_their_scene_and_never_held_out(table):
                 assert ("middle" in words) <= (captions.LEFT <= x <= captions.RIGHT)
 
 
-def test_the_issue_s_own_caption():
+def test_a_caption_that_says_everything():
     things = [
         captions.Thing("cube", "red", "large", "metal", "left"),
         captions.Thing("sphere", "blue", "small", "rubber", "right"),

@@ -319,8 +319,6 @@ def test_shipped_model_is_small_and_loads():
 @needs_mini
 def test_manifest_states_what_was_measured():
     measured = package.read_json(SHIPPED)["measured"]
-    if not measured:
-        pytest.skip("the shipped model has not been measured yet")
     rows = [row for key, row in measured.items() if key.endswith("objects")]
     assert rows
     for row in rows:
@@ -335,8 +333,6 @@ def test_shipped_model_obeys_as_its_manifest_says():
     from lcs.sdxl.judge import measure_obedience
 
     measured = package.read_json(SHIPPED)["measured"]
-    if not measured:
-        pytest.skip("the shipped model has not been measured yet")
     pipe, counter = package.load_pipeline(), load_counter()
     for row in (row for key, row in measured.items() if key.endswith("objects")):
         again = measure_obedience(pipe, counter, row["objects"], 200, row["steps"], row["guidance"]).row()

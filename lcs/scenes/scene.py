@@ -16,6 +16,7 @@ from lcs.errors import LcsError
 from lcs.scenes import world
 
 Vec3 = tuple[float, float, float]
+FOCAL = world.LENS / world.SENSOR_WIDTH * world.IMAGE_WIDTH  # in pixels
 
 
 @dataclass(frozen=True)
@@ -80,19 +81,17 @@ def project(camera: Vec3, point: Vec3) -> tuple[float, float]:
     """Pinhole projection of a 3d point to 320x240 pixel coordinates (x right, y down)."""
     right, up, forward = look_at_axes(camera)
     d = (point[0] - camera[0], point[1] - camera[1], point[2] - camera[2])
-    focal = world.LENS / world.SENSOR_WIDTH * world.IMAGE_WIDTH  # in pixels
     depth = _dot(d, forward)
     return (
-        world.IMAGE_WIDTH / 2 + focal * _dot(d, right) / depth,
-        world.IMAGE_HEIGHT / 2 - focal * _dot(d, up) / depth,
+        world.IMAGE_WIDTH / 2 + FOCAL * _dot(d, right) / depth,
+        world.IMAGE_HEIGHT / 2 - FOCAL * _dot(d, up) / depth,
     )
 
 
 def unproject(camera: Vec3, pixel: tuple[float, float], height: float) -> Vec3:
     """The point at this height above the floor that `project` puts at this pixel."""
     right, up, forward = look_at_axes(camera)
-    focal = world.LENS / world.SENSOR_WIDTH * world.IMAGE_WIDTH
-    x, y = (pixel[0] - world.IMAGE_WIDTH / 2) / focal, (world.IMAGE_HEIGHT / 2 - pixel[1]) / focal
+    x, y = (pixel[0] - world.IMAGE_WIDTH / 2) / FOCAL, (world.IMAGE_HEIGHT / 2 - pixel[1]) / FOCAL
     ray = tuple(f + x * r + y * u for f, r, u in zip(forward, right, up, strict=True))
     if ray[2] * (height - camera[2]) <= 0:
         raise LcsError(f"pixel {pixel} does not show anything at height {height}")

@@ -165,6 +165,12 @@ def set_latent_statistics(vae: AutoencoderKL, latents: np.ndarray, scale: float)
     )
 
 
+def as_the_unet_sees(vae: AutoencoderKL, z: Tensor) -> Tensor:
+    """Latents of the encoder [B, C, h, w] with the mean and spread of `set_latent_statistics`."""
+    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std))
+    return (z - mean) / std * vae.config.scaling_factor
+
+
 def train_decoder(
     vae: AutoencoderKL, scenes: StyledViews, latents: np.ndarray, settings: MiniSettings, folder: Path,
     checkpoint_seconds: float = 60.0, progress: bool = True,

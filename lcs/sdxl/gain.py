@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lcs.scenes import world
 from lcs.scenes.scene import Scene
-from lcs.sdxl.autoencoder import to_tensor
+from lcs.sdxl.autoencoder import as_the_unet_sees, to_tensor
 from lcs.sdxl.captions import compose, things_of
 from lcs.sdxl.sampling import Pipe, denoised, encode
 from lcs.sdxl.views import HELD_OUT_SEED, draw_views, view_scenes
@@ -42,10 +42,8 @@ def other(scene: Scene, attribute: str, rng: np.random.Generator) -> Scene:
 def latents_and_captions(pipe: Pipe, scenes: Sequence[Scene]) -> tuple[Tensor, list[str]]:
     """Latents [N, C, h, w] as the U-Net sees them, and captions that say everything."""
     images, table = draw_views(scenes, pipe.vae.config.sample_size)
-    config = pipe.vae.config
-    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (config.latents_mean, config.latents_std))
-    z = pipe.vae.encode(to_tensor(np.ascontiguousarray(images))).latent_dist.mean
-    return (z - mean) / std * config.scaling_factor, [compose(things_of(table, i)) for i in range(len(table))]
+    z = as_the_unet_sees(pipe.vae, pipe.vae.encode(to_tensor(images)).latent_dist.mean)
+    return z, [compose(things_of(table, i)) for i in range(len(table))]
 
 
 @torch.no_grad()

@@ -97,8 +97,7 @@ class MiniTrainer:
         )
         self.ema = PowerEMA(dict(self.model.named_parameters()), (settings.ema_std,))
         self.alphas_cumprod = build_scheduler().alphas_cumprod
-        self.mean = torch.tensor(vae.config.latents_mean).view(1, -1, 1, 1)
-        self.std = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1) / settings.latent_scale
+        self.vae = vae
         self.steps_done = 0
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
@@ -106,7 +105,7 @@ class MiniTrainer:
         s = self.settings
         rng = np.random.default_rng([s.seed, 3, step])
         rows = np.sort(rng.integers(len(self.latents), size=s.batch))
-        x = (torch.from_numpy(np.asarray(self.latents[rows], np.float32)) - self.mean) / self.std
+        x = autoencoder.as_the_unet_sees(self.vae, torch.from_numpy(np.asarray(self.latents[rows], np.float32)))
         captions, keep = sample_captions(self.table.rows(rows), self.styles[rows], rng)
         ids = self.tokenizer(
             captions, padding="max_length", max_length=s.max_tokens, truncation=True, return_tensors="pt"

@@ -5,8 +5,8 @@ to be learned. In the view it is 10 to 20. Objects stand near one of three spots
 so that a caption says nearly all there is to know: where an object may be anywhere, a network that is to learn what
 "cylinder" means must first find it in the noise, and by then the noise tells its shape, too.
 
-The counter knows whole frames only, so `look` puts a view back into an
-empty frame, at half its size and where it was cut out, and gives what is found there in the view's own coordinates.
+The counter knows whole frames only, so `look` puts a view back into an empty frame, at half its size and where it was
+cut out, and gives what is found there in the view's own coordinates.
 
     OUT/scenes/00017.safetensors      views uint8 [n, S, S, 3] and the SceneTable columns, locations in the view
 """

@@ -20,6 +20,7 @@ _SOURCES = [
     *sorted((_PACKAGE / "render").glob("*.py")),
     _PACKAGE / "scenes" / "world.py",
     _PACKAGE / "model" / "fused.py",
+    _PACKAGE / "model" / "convolution.py",
 ]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lcs.errors import LcsError
 from lcs.experiments import Network
 from lcs.model import fused
+from lcs.model.convolution import conv2d
 from lcs.model.layers import (
     SILU_GAIN,
     MPConv,
@@ -119,7 +120,7 @@ class Block(nn.Module):
         # activations: (q|k|v, head, channel) lets q, k and v be slices that are contiguous in the channels.
         weight = self.attn_qkv.used_weight()
         weight = weight.view(self.heads, d, 3, c).permute(2, 0, 1, 3).reshape(3 * c, c, 1, 1)
-        y = F.conv2d(x, weight).permute(0, 2, 3, 1).reshape(b, h * w, 3, self.heads, d)
+        y = conv2d(x, weight, self.training).permute(0, 2, 3, 1).reshape(b, h * w, 3, self.heads, d)
         q, k, v = normalize(y, dim=4).permute(2, 0, 3, 1, 4)  # each [B, heads, HW, d]
         y = F.scaled_dot_product_attention(q, k, v)  # softmax(q k^T / sqrt(d)) v
         return y.transpose(1, 2).reshape(b, h, w, c).permute(0, 3, 1, 2)  # channels-last again

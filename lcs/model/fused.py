@@ -44,6 +44,7 @@ def usable(x: Tensor, training: bool, layout: torch.memory_format | None = None)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and not torch._C._functorch.peek_interpreter_stack()
+        and not torch._C._len_torch_dispatch_stack()  # somebody counts or traces PyTorch's operations
     )
 
 

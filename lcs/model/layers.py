@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lcs.model import fused
+from lcs.model.convolution import conv2d
 from lcs.model.fused import EPS
 
 SILU_GAIN = 1 / 0.596  # eq. 81: silu of a unit normal has magnitude 0.596
@@ -180,7 +181,7 @@ class MPConv(nn.Module):
         w = self.used_weight(scale)
         if w.ndim == 2:
             return F.linear(x, w)
-        return F.conv2d(x, w, padding=(w.shape[-2] // 2, w.shape[-1] // 2) if pad else 0)
+        return conv2d(x, w, self.training) if pad else F.conv2d(x, w)
 
     def train(self, mode: bool = True) -> MPConv:
         self._cache = None

@@ -77,11 +77,11 @@ def test_blocks_of_rows_do_not_matter(monkeypatch):
         assert (weight_gradient(x, g, 3) - expected).abs().max() < 3e-6 * expected.abs().max()
 
 
-@pytest.mark.parametrize(("channels", "outputs", "size"), [(32, 12, 3), (16, 8, 1), (13, 12, 3), (32, 5, 3), (16, 2, 1)])
-def test_convolution_and_both_gradients(channels, outputs, size, monkeypatch):
+@pytest.mark.parametrize("shape", [(32, 12, 3), (16, 8, 1), (13, 12, 3), (32, 5, 3), (16, 2, 1)])
+def test_convolution_and_both_gradients(shape, monkeypatch):
     """Whether or not the shapes fit: the same as PyTorch's convolution."""
     monkeypatch.setattr(convolution, "AVX2", True)
-    results = []
+    (channels, outputs, size), results = shape, []
     for function in (lambda x, w: conv2d(x, w, training=True), lambda x, w: F.conv2d(x, w, padding=size // 2)):
         x = maps(2, channels, 6, 6, 0).requires_grad_()
         w = maps(outputs, channels, size, size, 1).requires_grad_()

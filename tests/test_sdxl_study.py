@@ -2,9 +2,12 @@
 
 import copy
 import json
+import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx2
 import numpy as np
@@ -12,7 +15,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from huggingface_hub.errors import GatedRepoError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sdxl_tiny import tiny_pipeline
 
 from lcs import cli
@@ -191,7 +194,9 @@ def test_any_scheduler_is_replaced_by_euler_on_its_schedule(tmp_path):
     expected = sample(tiny_pipeline(), cond, noise, 3, 1.0)
     assert torch.allclose(sample(loaded, cond, noise, 3, 1.0), expected, atol=1e-5)
     assert package.subject_of(str(tmp_path), loaded).size == 32  # a foreign model: the paper's prompts, at its own size
-    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "manifest.json").write_text('{"note": "of somebody else"}')
+    assert package.subject_of(str(tmp_path), loaded).size == 32
+    (tmp_path / "manifest.json").write_text('{"settings": {}, "sha256": {}}')
     assert package.subject_of(str(tmp_path), loaded) is concepts.MINI
     config = json.loads((tmp_path / "scheduler/scheduler_config.json").read_text())
     (tmp_path / "scheduler/scheduler_config.json").write_text(json.dumps(config | {"prediction_type": "sample"}))
@@ -228,6 +233,13 @@ def test_what_cannot_be_loaded_says_why(tmp_path):
         package.load_pipeline(str(tmp_path), "cpu")
     with pytest.raises(LcsError, match="no GPU"):
         package.load_pipeline("mini-sdxl", "cpu", offload=True)
+    for device in ("foo", "cuda:99"):
+        with pytest.raises(LcsError, match=f"device '{device}' cannot be used"):
+            package.load_pipeline("mini-sdxl", device)
+    (tmp_path / "model_index.json").unlink()
+    (tmp_path / "manifest.json").write_text('{"mini/grid-all-m3/late": {}}')  # e.g. the folder of all weights
+    with pytest.raises(LcsError, match="model_index"):
+        package.load_pipeline(str(tmp_path), "cpu")
 
 
 def failing_download(monkeypatch, cause):
@@ -251,6 +263,53 @@ def test_the_hub_s_refusals_are_one_line(monkeypatch, cause, expected):
         package.load_pipeline(facts.SDXL_BASE, "cpu")
     assert "\n" not in str(error.value)
     assert facts.SDXL_BASE in str(error.value)
+
+
+def hub_that_answers(status: int, headers: dict):
+    """A server on this machine that refuses every request; gives its address."""
+
+    class Refusal(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", "21")
+            self.end_headers()
+            self.wfile.write(b"a text of the server\n" if self.command == "GET" else b"")
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_): ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusal)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server, f"http://127.0.0.1:{server.server_address[1]}"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "expected"),
+    [
+        (401, {"X-Error-Code": "GatedRepo"}, "gated"),
+        (401, {"X-Error-Code": "RepoNotFound"}, "someone/private"),
+        (401, {"X-Error-Message": "Invalid credentials in Authorization header"}, "HF_TOKEN"),
+        (None, {}, "cannot be reached"),
+    ],
+)
+def test_the_command_s_refusals_are_one_line(tmp_path, status, headers, expected):
+    """The whole command against a Hub that refuses, or that is not there: no log of the libraries in between."""
+    server, address = hub_that_answers(status or 200, headers)
+    if status is None:
+        server.shutdown()
+        server.server_close()
+    environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_TOKEN": "hf_x"}
+    command = [sys.executable, "-m", "lcs", "sdxl", "--model", "someone/private", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    server.shutdown()
+    assert done.returncode != 0
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert expected in lines[0]
+    assert "a text of the server" not in done.stderr
 
 
 def test_too_little_memory_is_found_before_the_download(monkeypatch):
@@ -285,7 +344,10 @@ def test_study_of_a_random_model_draws_every_figure(monkeypatch, tmp_path):
     for paths in result["figures"].values():
         assert [p.suffix for p in paths] == [".png", ".pdf"]
         assert all(p.stat().st_size > 1000 for p in paths)
-    assert {"gradients", "influence", "word-maps", "disentanglement", "attention"} <= set(result["figures"])
+    assert set(result["figures"]) == {
+        "gradients", "influence", "word-maps", "disentanglement", "concepts", "concept-samples", "attention-maps",
+        "attention", "composed-attention", "compositions",
+    }  # fmt: skip
     assert [row["space"] for row in result["tables"]["spaces"]] == [
         "down blocks", "mid blocks", "up blocks", "latent", "pixel"
     ]  # fmt: skip
@@ -307,7 +369,10 @@ def test_shipped_model_is_small_and_loads():
     from lcs.sdxl.generate import generate
 
     manifest = package.read_json(SHIPPED)
-    assert manifest["bytes"] < 40_000_000
+    stored = [p for p in SHIPPED.parent.rglob("*") if p.is_file()]
+    assert sum(p.stat().st_size for p in stored) < 40_000_000
+    for path in (p for p in stored if p.suffix == ".safetensors"):
+        assert {t.dtype for t in load_file(path).values() if t.is_floating_point()} == {torch.float16}, path
     assert manifest["samples"] > 0
     plain = StableDiffusionXLPipeline.from_pretrained(SHIPPED.parent, local_files_only=True)
     assert type(plain.unet).__name__ == "UNet2DConditionModel"
@@ -319,11 +384,12 @@ def test_shipped_model_is_small_and_loads():
 @needs_mini
 def test_manifest_states_what_was_measured():
     measured = package.read_json(SHIPPED)["measured"]
-    rows = [row for key, row in measured.items() if key.endswith("objects")]
-    assert rows
-    for row in rows:
+    for objects, wanted in ((1, 0.80), (2, 0.50)):
+        row = measured[f"{objects} objects"]
         assert row["prompts"] == 200
         assert (row["low"], row["high"]) == pytest.approx(wilson(round(row["right"] * 200), 200))
+        assert row["right"] >= wanted
+        assert row["strict"] <= row["right"]
 
 
 @needs_mini

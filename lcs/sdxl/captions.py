@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -93,6 +94,21 @@ def compose(things: list[Thing], style: str = "") -> str:
 def held_out(caption: str) -> bool:
     """True for captions that training never shows."""
     return int.from_bytes(hashlib.sha256(caption.encode()).digest()[:4], "big") % HELD_OUT_SHARE == 0
+
+
+def held_out_wording(things: list[Thing], style: str = "") -> str:
+    """The caption of things, with a size and materials added if that makes it one that training never shows.
+
+    Attributes that are said already stay as they are; if no such wording is held out, the plain one is returned.
+    """
+    plain = compose(things, style)
+    for size in (None, "large"):
+        for materials in product((None, *world.MATERIALS), repeat=len(things)):
+            named = zip(things, materials, strict=True)
+            caption = compose([replace(t, size=t.size or size, material=t.material or m) for t, m in named], style)
+            if held_out(caption):
+                return caption
+    return plain
 
 
 def place_of(x: float) -> str:

@@ -27,7 +27,7 @@ def sdxl_command(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="mini-sdxl, a diffusers folder, or a Hub repository.")] = "mini-sdxl",
     out: Annotated[Path, typer.Option(help="Folder of figures, tables and numbers.")] = Path("out/sdxl-study"),
-    effort: Annotated[str, typer.Option(help="quick (1 minute on mini-sdxl), standard (5) or full.")] = "standard",
+    effort: Annotated[str, typer.Option(help="quick (1 minute on mini-sdxl), standard (9) or full.")] = "standard",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; by default a GPU if there is one.")] = None,
     offload: Annotated[bool, typer.Option(help="Keep on the GPU only the part at work.")] = False,
     seed: Annotated[int, typer.Option(help="Where seeds count from.")] = 0,

@@ -1,7 +1,8 @@
 """Do concepts that are disentangled in feature space compose better? (v2 Fig 5, bottom; here with numbers)
 
 For pairs of mini-sdxl's concepts the composed prompt is drawn from several seeds and judged by the counter; the
-share of successes stands against the cosine of the two concepts in the middle block. And the local intervention:
+share of successes stands against the cosine of the two concepts in the middle block. Prompts are worded so that
+training never shows them, where such a wording exists (`held_out_wording`). And the local intervention:
 composition success of two-object prompts with and without it, on the same prompts and seeds.
 """
 
@@ -15,7 +16,7 @@ from scipy.stats import rankdata
 
 from lcs.counter.detector import Counter
 from lcs.evaluation import wilson
-from lcs.sdxl.captions import Thing, compose, evaluation_prompts
+from lcs.sdxl.captions import Thing, evaluation_prompts, held_out, held_out_wording
 from lcs.sdxl.features import FeatureStudy
 from lcs.sdxl.generate import GUIDANCE, STEPS, generate_many
 from lcs.sdxl.judge import Paired, Verdict, judge, paired
@@ -27,10 +28,10 @@ PAIRS: dict[str, tuple[tuple[str, str, tuple[Thing, ...]], ...]] = {
     "colour + shape": tuple(
         (c, s, (Thing(color=c, shape=s),))
         for c, s in (("red", "cube"), ("blue", "sphere"), ("green", "cylinder"), ("yellow", "cube"),
-                     ("purple", "sphere"), ("cyan", "cylinder"))
+                     ("purple", "sphere"), ("brown", "cylinder"))
     ),
     "colour + place": tuple(
-        (c, p, (Thing(color=c, place=p),)) for c, p in (("red", "left"), ("blue", "right"), ("yellow", "middle"))
+        (c, p, (Thing(color=c, place=p),)) for c, p in (("red", "left"), ("blue", "right"), ("green", "middle"))
     ),
     "shape + place": tuple(
         (s, p, (Thing(shape=s, place=p),)) for s, p in (("cube", "left"), ("sphere", "right"), ("cylinder", "middle"))
@@ -59,7 +60,8 @@ class PairResult:
     def row(self) -> dict:
         low, high = wilson(self.successes, self.trials)
         return {"kind": self.kind, "pair": f"{self.first}+{self.second}", "cosine": self.cosine,
-                "success": self.successes / self.trials, "low": low, "high": high, "n": self.trials}  # fmt: skip
+                "success": self.successes / self.trials, "low": low, "high": high, "n": self.trials,
+                "prompt": self.prompt, "never shown": held_out(self.prompt)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,16 @@ def relate(
     """Success of every pair in PAIRS against the cosine of its concepts in the middle block."""
     names, middle = [c.name for c in study.concepts], study.group("mid")
     jobs = [(kind, *pair) for kind, pairs in PAIRS.items() for pair in pairs]
-    prompts = [compose(list(asked)) for *_, asked in jobs for _ in seeds]
-    images = generate_many(pipe, prompts, list(seeds) * len(jobs), steps, guidance, done=done)
+    prompts = [held_out_wording(list(asked)) for *_, asked in jobs]
+    repeated = [prompt for prompt in prompts for _ in seeds]
+    images = generate_many(pipe, repeated, list(seeds) * len(jobs), steps, guidance, done=done)
     seen = look(counter, images)
     results = []
     for j, (kind, first, second, asked) in enumerate(jobs):
         verdicts = [judge(asked, d) for d in seen[j * len(seeds) : (j + 1) * len(seeds)]]
         cosine = float(middle[names.index(first), names.index(second)])
         successes = sum(v.placed for v in verdicts)  # 'placed' is 'right' where no place is asked
-        results.append(PairResult(kind, first, second, compose(list(asked)), cosine, successes, len(seeds)))
+        results.append(PairResult(kind, first, second, prompts[j], cosine, successes, len(seeds)))
     return Relation(tuple(results))
 
 

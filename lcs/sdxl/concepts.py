@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lcs.errors import LcsError
 from lcs.scenes import world
-from lcs.sdxl.captions import PLACES, STYLES, Thing, compose
+from lcs.sdxl.captions import PLACES, STYLES, Thing, compose, held_out_wording
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Subject:
 
 
 def _photo(name: str) -> Concept:
-    return Concept(name, "animals", f"A {name}, full body, highly detailed photograph.", name)
+    article = "An" if name[0] in "aeiou" else "A"
+    return Concept(name, "animals", f"{article} {name}, full body, highly detailed photograph.", name)
 
 
 def _style(name: str, category_prompt: str, token: str) -> Concept:
@@ -91,6 +92,8 @@ SDXL = Subject(
         ),
         Composition(("vangogh", "cat"), "A cat, full body, oil-painting in the style of Van Gogh."),
         Composition(("cat", "sushi"), "A cat eating sushi with chopsticks."),
+        # v1 Fig 7, bottom: concepts of one category, which compose badly; the wording is ours
+        Composition(("horse", "dog", "cat"), "A horse, a dog and a cat, full body, highly detailed photograph."),
     ),
     pixel_prompt="a beautiful photograph with a horse in the middle, a dog on the left, and a cat on the right",
     locations=((0.5, 0.5), (0.2, 0.6), (0.8, 0.6), (0.5, 0.15)),
@@ -112,17 +115,24 @@ def _mini_concepts() -> tuple[Concept, ...]:
     return (*colors, *shapes, *places, *styles)
 
 
+def _mini_composition(*things: Thing, style: str = "") -> Composition:
+    """In words that training never shows, where there are such words."""
+    said = [v for t in things for v in (t.color, t.shape, t.place) if v]
+    return Composition((*said, style) if style else tuple(said), held_out_wording(list(things), style))
+
+
 MINI = Subject(
     concepts=_mini_concepts(),
     shown=("red", "blue", "green", "cube", "sphere", "cylinder", "night", "sepia"),
     compositions=(
-        Composition(("red", "cube"), "a red cube"),
-        Composition(("blue", "sphere"), "a blue sphere"),
-        Composition(("cube", "left"), "a cube on the left"),
-        Composition(("red", "cube", "left"), "a red cube on the left"),
-        Composition(("green", "cylinder", "fog"), "a green cylinder in fog"),
-        Composition(("cube", "night"), "a cube at night"),
-        Composition(("sphere", "right", "sepia"), "a sphere on the right in sepia"),
+        _mini_composition(Thing(color="red", shape="cube")),
+        _mini_composition(Thing(color="blue", shape="sphere")),
+        _mini_composition(Thing(shape="cube", place="left")),
+        _mini_composition(Thing(color="red", shape="cube", place="left")),
+        _mini_composition(Thing(color="green", shape="cylinder"), style="fog"),
+        _mini_composition(Thing(shape="cube"), style="night"),
+        _mini_composition(Thing(color="red"), Thing(color="blue")),  # of one category, as the paper's horse+dog+cat
+        _mini_composition(Thing(shape="cube"), Thing(shape="sphere")),
     ),
     pixel_prompt="a large red cube on the left and a large blue sphere on the right",
     locations=((0.25, 0.55), (0.75, 0.55), (0.5, 0.55), (0.5, 0.1)),

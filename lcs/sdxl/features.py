@@ -97,22 +97,6 @@ def ratio(within: float, between: float) -> float:
     return within / between if between > 0.01 else float("nan")
 
 
-def concept_cosines(
-    pipe: Pipe, prompts: Sequence[str], seeds: Sequence[int] = (0, 1, 2, 3), block: str | None = None, steps: int = 15
-) -> np.ndarray:
-    """For the app: [P, P] cosines of mean differences of one block's hidden states (the first of the middle by
-    default) at the first step."""
-    names = [block or next(n for n in transformer_blocks(pipe.unet) if group_of(n) == "mid")]
-    vectors = []
-    with capture_states(pipe.unet, names) as seen:
-        seen.on = True
-        for prompt in ["", *prompts]:
-            cond = encode(pipe, [prompt]).repeat(len(seeds))
-            sample(pipe, cond, initial_noise(pipe, seeds), steps, 1.0, stop_after=1)
-            vectors.append(seen.take()[names[0]][0].mean(0).flatten().numpy())
-    return cosine_matrix(np.stack(vectors[1:]) - vectors[0])
-
-
 # ---- the whole study --------------------------------------------------------------------------------
 
 

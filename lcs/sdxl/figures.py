@@ -65,13 +65,14 @@ def figure_gradients(study: PixelStudy) -> Figure:
             axes.plot(column, row, "+", color="cyan", ms=6, mew=1)
             _bare(axes)
             words = study.dominant(step, i)
-            label = f"{len(words)} of {len(study.words)} words" if len(words) > 3 else ", ".join(words) or "none"
-            axes.set_xlabel(f"dominant: {label}", fontsize=7, color="#b02a30" if words else "0.4")
+            label = "no few words dominate" if len(words) > 3 else "dominant: " + (", ".join(words) or "none")
+            axes.set_xlabel(label, fontsize=7, color="#b02a30" if 0 < len(words) <= 3 else "0.4")
             if i == 0:
                 axes.set_title(f"{NOISE[p]}, $\\sigma$ = {study.sigmas[step]:.2g}", fontsize=9)
     grid[0, 0].set_title("first seed", fontsize=9)
     figure.suptitle(
-        f'"{study.prompt}"\nlatent gradients (cube root), mean of {len(study.images)} seeds, {side} x {side}',
+        f'"{study.prompt}"\nlatent gradients (cube root, each map by its own '
+        f"largest), mean of {len(study.images)} seeds, {side} x {side}",
         fontsize=9,
     )
     return figure
@@ -81,7 +82,7 @@ def figure_influence(study: PixelStudy) -> Figure:
     """v2 Fig 4 right: each word's influence over the steps, one panel per location."""
     n = len(study.cells)
     figure = _figure(3.1 * n + 1.2, 3.4)
-    panels = figure.subplots(1, n, sharey=True, squeeze=False)[0]
+    panels = figure.subplots(1, n, squeeze=False)[0]
     steps = study.steps
     mean, error = study.influence.mean(0), study.influence.std(0) / max(1, len(study.images) - 1) ** 0.5
     for i, axes in enumerate(panels):
@@ -91,7 +92,9 @@ def figure_influence(study: PixelStudy) -> Figure:
             axes.fill_between(
                 steps, mean[:, k, i] - error[:, k, i], mean[:, k, i] + error[:, k, i], color=color, alpha=0.2
             )
-        axes.set(title=f"location {i + 1} {study.cells[i]}", xlabel="step (noise falls)")
+        row, column = study.cells[i]
+        axes.set(xlabel="step (noise falls)", ylim=(0, None))
+        axes.set_title(f"location {i + 1} (latent row {row}, column {column})", fontsize=9)
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(r"influence $\|\hat x_0(C) - \hat x_0(C_{-k})\|$")
     panels[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -105,17 +108,18 @@ def figure_word_maps(study: PixelStudy) -> Figure:
     figure = _figure(1.5 * (k + 1), 1.55 * len(study.probed) + 0.3)
     grid = figure.subplots(len(study.probed), k + 1, squeeze=False)
     for p, step in enumerate(study.probed):
-        shown = min(p, len(study.images)) - 1  # the mean of all seeds, then single ones
-        grid[p, 0].imshow(study.images.mean(0).astype(np.uint8) if p == 0 else study.images[shown])
-        grid[p, 0].set_title("mean image" if p == 0 else f"image {shown + 1}", fontsize=8)
-        grid[p, 0].set_ylabel(f"{NOISE[p]}\n$\\sigma$ = {study.sigmas[step]:.2g}", fontsize=8)
-        top = study.maps[p].max()
         for j, word in enumerate(study.words):
-            grid[p, j + 1].imshow(study.maps[p, j], cmap="viridis", vmin=0, vmax=top)
+            drawn = grid[p, j].imshow(study.maps[p, j], cmap="viridis", vmin=0, vmax=study.maps[p].max())
             if p == 0:
-                grid[p, j + 1].set_title(word, fontsize=9)
+                grid[p, j].set_title(word, fontsize=9)
+        grid[p, 0].set_ylabel(f"{NOISE[p]}\n$\\sigma$ = {study.sigmas[step]:.2g}", fontsize=8)
+        figure.colorbar(drawn, ax=grid[p, -2], shrink=0.8).ax.tick_params(labelsize=6)
+        shown = min(p, len(study.images) - 1)
+        grid[p, -1].imshow(study.images[shown])
+        grid[p, -1].set_title(f"image of seed {shown + 1}", fontsize=8)
     for axes in grid.ravel():
         _bare(axes)
+    figure.suptitle(f'"{study.prompt}": influence of a word, each row on its own scale', fontsize=9)
     return figure
 
 
@@ -193,10 +197,13 @@ def figure_attention_maps(study: FeatureStudy, subject: Subject, columns: int = 
     for row, name in zip(grid, subject.shown, strict=True):
         row[0].set_ylabel(name, fontsize=8)
         for axes, layer in zip(row, layers, strict=True):
-            axes.imshow(study.maps[layer][names.index(name)], cmap="magma", vmin=0)
+            of_layer = study.maps[layer][[names.index(n) for n in subject.shown]]
+            axes.imshow(study.maps[layer][names.index(name)], cmap="magma", vmin=0, vmax=of_layer.max())
             _bare(axes)
     for axes, layer in zip(grid[0], layers, strict=True):
-        axes.set_title(short_name(study.blocks[layer]), fontsize=8)
+        top = study.maps[layer][[names.index(n) for n in subject.shown]].max()
+        axes.set_title(f"{short_name(study.blocks[layer])}\n0 to {top:.2g}", fontsize=8)
+    figure.suptitle("attention to the concept's token; one scale per layer", fontsize=9)
     return figure
 
 
@@ -229,7 +236,7 @@ def figure_composed_attention(study: FeatureStudy) -> Figure:
     """v1 Fig 7: a token's map inside a composed prompt, against the same concept alone (bar) and all others (dots)."""
     names = [c.name for c in study.concepts]
     keys = list(study.composed)
-    figure = _figure(0.5 * len(keys) + 2.2, 3.6)
+    figure = _figure(0.5 * len(keys) + 3.8, 3.6)
     axes = figure.subplots()
     for i, key in enumerate(keys):
         own = names.index(key.split(": ")[1])
@@ -242,7 +249,7 @@ def figure_composed_attention(study: FeatureStudy) -> Figure:
     axes.set_xticks(range(len(keys)), keys, rotation=60, ha="right", fontsize=7)
     axes.set(ylabel="cosine, mean over layers", title="attention of a token inside a composed prompt")
     axes.axhline(0, color="black", lw=0.6)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
@@ -262,7 +269,10 @@ def figure_relation(relation: Relation) -> Figure:
     rho, p = relation.spearman()
     axes.set(
         xlabel="cosine of the two concepts, middle block", ylabel="share of images that show both", ylim=(-0.03, 1.03),
-        title=f"Spearman {rho:.2f} (p = {p:.2g}) over {len(relation.pairs)} pairs",
+    )  # fmt: skip
+    axes.set_title(
+        f"rank correlation within kinds of pairs {rho:.2f} (p = {p:.2g}), {len(relation.pairs)} pairs\n"
+        "(below 0: what is disentangled composes better, as the paper suggests)", fontsize=9,
     )  # fmt: skip
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
@@ -277,10 +287,11 @@ def figure_compositions(compositions: Sequence[Composition], images: np.ndarray,
     for c, composition in enumerate(compositions):
         index = [names.index(name) for name in composition.concepts]
         cosine = np.mean([middle[a, b] for a in index for b in index if a < b])
-        grid[0, c].set_title(f"{_wrap(composition.name.replace('+', ' + '), 20)}\nmid cosine {cosine:.2f}", fontsize=6)
+        grid[0, c].set_title(f"{_wrap(composition.name.replace('+', ' + '), 20)}\ncosine {cosine:.2f}", fontsize=7)
         for n in range(images.shape[1]):
             grid[n, c].imshow(images[c, n])
             _bare(grid[n, c])
+    figure.suptitle("composed prompts, three seeds; mean cosine of their concepts in the middle blocks", fontsize=9)
     return figure
 
 
@@ -294,17 +305,19 @@ def figure_intervention(results: Sequence[InterventionResult], shown: int = 5) -
         for what in ("right", "strict"):
             for m, mode in enumerate(result.local):
                 row = result.paired(mode, what).row()
-                axes.plot([at, at], [row["before"], row["after"]], color="0.7", lw=1)
-                axes.plot(at, row["before"], "o", color="0.4")
-                axes.plot(at, row["after"], "^", color=COLORS[m])
+                axes.plot(at - 0.15, row["before"], "o", color="0.4")
                 middle = row["before"] + row["difference"]
-                axes.errorbar(at, middle, [[row["difference"] - row["low"]], [row["high"] - row["difference"]]],
-                              color=COLORS[m], capsize=3, lw=1)  # fmt: skip
-                ticks.append(f"{result.objects} objects\n{what}\n{mode}")
+                axes.errorbar(at + 0.15, middle, [[row["difference"] - row["low"]], [row["high"] - row["difference"]]],
+                              fmt="^", color=COLORS[m], capsize=3, lw=1)  # fmt: skip
+                ticks.append(f"{result.objects} obj.\n{what}\n{mode}")
                 at += 1
     axes.set_xticks(range(at), ticks, fontsize=6)
-    axes.set(ylabel="share of prompts", ylim=(-0.02, 1.02), xlim=(-0.6, at - 0.4))
-    axes.set_title("circle: plain; triangle: local,\nwith 95% interval of the paired change", fontsize=9)
+    axes.set(ylabel=f"share of {len(results[0].prompts)} prompts", ylim=(-0.04, 1.02), xlim=(-0.6, at - 0.4))
+    axes.set_title(
+        "circle: plain; triangle: each region sees only its own words\n(95% interval of the paired change)\n"
+        "right: colour and shape of every object; strict: nothing else,\nin order; separate, mask: lcs/sdxl/regions.py",
+        fontsize=8,
+    )
     axes.grid(alpha=0.3, axis="y")
     first = results[0]
     names = ["plain", *first.local]
@@ -318,16 +331,18 @@ def figure_intervention(results: Sequence[InterventionResult], shown: int = 5) -
                 spine.set(color="#2a9d3a" if verdict.right else "#c0392b", linewidth=2, visible=True)
         grid[r, 0].set_ylabel(name, fontsize=8)
     for c in range(grid.shape[1]):
-        grid[0, c].set_title(_wrap(first.prompts[c]), fontsize=5)
-    right.suptitle("first prompts; green: colour and shape of every object right", fontsize=8)
+        grid[0, c].set_title(_wrap(first.prompts[c], 22), fontsize=6)
+    shares = ", ".join(f"{name} {np.mean([v.right for v in verdicts]):.0%}" for name, verdicts in
+                       (("plain", first.plain), *first.local.items()))  # fmt: skip
+    right.suptitle(f"the first prompts; green: right (of all {len(first.prompts)}: {shares})", fontsize=8)
     return figure
 
 
-def figure_samples(results: Sequence[Obedience], shown: int = 20) -> Figure:
+def figure_samples(results: Sequence[Obedience], shown: int = 16) -> Figure:
     """The first held-out prompts with their images; the frame says whether colour and shape are right."""
-    columns = 10
+    columns = 8
     rows = [-(-min(shown, len(r.prompts)) // columns) for r in results]
-    figure = _figure(1.25 * columns, 1.6 * sum(rows) + 0.3)
+    figure = _figure(1.4 * columns, 1.85 * sum(rows) + 0.5)
     grid = figure.subplots(sum(rows), columns, squeeze=False)
     for axes in grid.ravel():
         axes.set_axis_off()
@@ -338,10 +353,20 @@ def figure_samples(results: Sequence[Obedience], shown: int = 20) -> Figure:
             axes.set_axis_on()
             axes.imshow(result.images[i])
             _bare(axes)
-            axes.set_title(_wrap(result.prompts[i]), fontsize=5)
+            axes.set_title(_wrap(result.prompts[i], 24), fontsize=6.5)
             for spine in axes.spines.values():
                 spine.set(color="#2a9d3a" if result.verdicts[i].right else "#c0392b", linewidth=2, visible=True)
         base += n
+    shares = [
+        f"{r.objects} object{'s' * (r.objects > 1)}: {r.row()['right']:.0%} right, {r.row()['strict']:.0%} also with "
+        "nothing else and in order"
+        for r in results
+    ]
+    figure.suptitle(
+        "prompts never shown in training; green frame: colour and shape of every object right\n"
+        f"{'; '.join(shares)} ({len(results[0].prompts)} prompts each)",
+        fontsize=9,
+    )
     return figure
 
 

@@ -172,7 +172,11 @@ def capture_attention(
     last: int | None = None,
     limit_bytes: int = LIMIT_BYTES,
 ):
-    """Cross-attention maps [B, N, len(tokens)] per pass (all tokens if None), of the last `last` rows of a batch."""
+    """Cross-attention maps [B, N, len(tokens)] per pass (all tokens if None), of the last `last` rows of a batch.
+
+    Memory: what is kept is 4 B N len(tokens) bytes per layer and pass on the CPU, at most `limit_bytes` in all; while a
+    layer runs, its scores for all heads and tokens, 4 B heads N T bytes on the device.
+    """
     chosen = cross_attentions(unet) if names is None else list(names)
     queries: dict[str, Tensor] = {}
     hooks: dict[str, tuple[str, Callable]] = {}

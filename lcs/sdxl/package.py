@@ -6,6 +6,7 @@ samples seen, what was measured, and the sha256 of every file; loading checks th
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from dataclasses import replace
@@ -21,6 +22,7 @@ import lcs
 from lcs.data.files import read_json, sha256_of, write_json
 from lcs.errors import LcsError
 from lcs.hub.client import reason
+from lcs.sampling import check_device
 from lcs.sdxl.build import MiniSettings
 from lcs.sdxl.concepts import MINI, SDXL, Subject
 from lcs.sdxl.facts import SDXL_BASE
@@ -31,6 +33,7 @@ MINI_ID = "mini-sdxl"
 MANIFEST = "manifest.json"
 SDXL_BYTES = 7_000_000_000  # fp16 weights of SDXL base; twice as much in fp32
 WORKING = 1.3  # memory for activations, as a factor
+OFFLOAD = "keep only the part at work on the GPU (`lcs sdxl --offload`, `lcs artifact --sdxl-offload`)"
 
 
 # ---- mini-sdxl --------------------------------------------------------------------------------------
@@ -79,13 +82,17 @@ def _card(settings: MiniSettings, samples: int, measured: dict) -> str:
         'pipe = StableDiffusionXLPipeline.from_pretrained("weights/mini-sdxl")',
         f'pipe("a large red metal cube on the left", guidance_scale={MINI.guidance:g}, num_inference_steps=25)',
         "```", "",
-        "Held-out prompts, judged by the project's counter (colour and shape of every object right; 95% interval):", "",
+        "Prompts whose text training never shows, judged by the project's counter: colour and shape of every object "
+        "right (95% interval); in brackets also with nothing else in the image, in the order of the prompt:", "",
     ]  # fmt: skip
     if not measured:
         lines.append("- not measured yet")
     for key, row in measured.items():
         if key.endswith("objects"):
-            lines.append(f"- {key}: {row['right']:.1%} of {row['prompts']} ({row['low']:.1%} to {row['high']:.1%})")
+            lines.append(
+                f"- {key}: {row['right']:.1%} of {row['prompts']} ({row['low']:.1%} to {row['high']:.1%}) "
+                f"[{row['strict']:.1%}]"
+            )
     return "\n".join([*lines, "", "Settings, all numbers and hashes are in `manifest.json`.", ""])
 
 
@@ -107,8 +114,15 @@ def check_files(folder: Path) -> None:
 
 def subject_of(model_id: str, pipe: StableDiffusionXLPipeline) -> Subject:
     """A mini-sdxl, whatever its folder is called, has its own concepts; other models get the paper's, at their size."""
-    ours = model_id == MINI_ID or (Path(model_id) / MANIFEST).is_file()
+    ours = model_id == MINI_ID or _is_mini(Path(model_id))
     return MINI if ours else replace(SDXL, size=image_size(pipe))
+
+
+def _is_mini(folder: Path) -> bool:
+    """Whether a folder was written by `export_mini`: other folders may have a manifest.json of their own."""
+    path = folder / MANIFEST
+    found = read_json(path) if path.is_file() else None
+    return isinstance(found, dict) and {"settings", "sha256"} <= found.keys()
 
 
 def load_pipeline(
@@ -120,8 +134,9 @@ def load_pipeline(
     (`sampling.decode`). Whatever scheduler the model comes with, the study samples by Euler's method on its schedule.
     """
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(place)
     if offload and not place.startswith("cuda"):
-        raise LcsError("--offload moves parts between GPU and CPU, but there is no GPU in use")
+        raise LcsError("offloading moves parts between GPU and CPU, but there is no GPU in use")
     dtype = torch.float16 if place.startswith("cuda") else torch.float32
     folder = _folder(model_id, root)
     if folder is None:
@@ -152,7 +167,7 @@ def load_pipeline(
             return pipe
         return pipe.to(place)
     except (torch.OutOfMemoryError, MemoryError):
-        raise LcsError(f"{model_id} does not fit on {place}; try --offload, or a smaller model") from None
+        raise LcsError(f"{model_id} does not fit on {place}; {OFFLOAD}, or take a smaller model") from None
 
 
 def _folder(model_id: str, root: Path) -> Path | None:
@@ -164,14 +179,17 @@ def _folder(model_id: str, root: Path) -> Path | None:
         if model_id.count("/") != 1 or model_id.startswith((".", "/", "~")):
             raise LcsError(f"{model_id!r} is neither {MINI_ID}, nor a folder, nor a repository as owner/name")
         return None
-    if (path / MANIFEST).exists():
-        check_files(path)
-    elif not (path / "model_index.json").exists():
+    if not (path / "model_index.json").exists():
         raise LcsError(f"{path} is not a diffusers folder: it has no model_index.json")
+    if _is_mini(path):
+        check_files(path)
     return path
 
 
 def _download(model_id: str) -> Path:
+    logger = logging.getLogger("diffusers")  # it would say what goes wrong as well, at length
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         try:
             return Path(StableDiffusionXLPipeline.download(model_id, variant="fp16", use_safetensors=True))
@@ -183,7 +201,9 @@ def _download(model_id: str) -> Path:
                 f"cannot load {model_id}: it is gated; accept its conditions on its page on the Hub, "
                 f"then set HF_TOKEN or run `hf auth login`"
             ) from None
-        raise LcsError(f"cannot load {model_id}: {reason(error)}; --model {MINI_ID} needs no network") from None
+        raise LcsError(f"cannot load {model_id}: {reason(error)}; {MINI_ID} needs no network") from None
+    finally:
+        logger.setLevel(level)
 
 
 def _is_gated(error: BaseException | None) -> bool:
@@ -211,13 +231,13 @@ def _check_memory(model_id: str, fp16_bytes: int, place: str, offload: bool) -> 
     """Refuses before loading what cannot fit; on the CPU weights take fp32."""
     if place.startswith("cuda"):
         free, need = torch.cuda.mem_get_info(place)[0], fp16_bytes * WORKING * (0.8 if offload else 1.0)
-        hint = "a larger GPU" if offload else "--offload"
+        hint = "take a larger GPU" if offload else OFFLOAD
     else:
-        free, need, hint = _available_memory(), 2 * fp16_bytes * WORKING, "a machine with more memory or a GPU"
+        free, need, hint = _available_memory(), 2 * fp16_bytes * WORKING, "take a machine with more memory or a GPU"
     if free is not None and free < need:
         raise LcsError(
             f"{model_id} needs about {need / 1e9:.0f} GB on {place} and {free / 1e9:.0f} GB are free; "
-            f"try {hint}, or --model {MINI_ID}"
+            f"{hint}, or take {MINI_ID}"
         )
 
 

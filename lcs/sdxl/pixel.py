@@ -63,12 +63,6 @@ class PixelStudy:
         pairs = np.triu_indices(len(self.cells), 1)
         return cosines[:, pairs[0], pairs[1]].mean(-1)
 
-    def own_share(self, words: Sequence[str], location: int) -> np.ndarray:
-        """[R]: share of `words` in the influence of all words at a location, over all steps."""
-        index = [self.words.index(w) for w in words]
-        total = self.influence[..., location].sum((1, 2))
-        return self.influence[:, :, index, location].sum((1, 2)) / total.clip(1e-12)
-
 
 def cell_of(location: tuple[float, float], side: int) -> tuple[int, int]:
     """(x, y) as fractions of the image -> (row, column) of the latent."""

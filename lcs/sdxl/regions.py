@@ -49,9 +49,17 @@ LEAD = re.compile(
 
 @dataclass(frozen=True)
 class Region:
+    """A phrase of the prompt and the columns it may be seen from, e.g. Region("a red cube", 0, 0.5)."""
+
     phrase: str
     begin: float  # columns, as fractions of the width
     end: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.begin < self.end <= 1:
+            raise LcsError(f"a region from {self.begin} to {self.end} is not possible; give 0 <= begin < end <= 1")
+        if not self.phrase.strip():
+            raise LcsError("a region needs words of the prompt")
 
 
 def regions_from_prompt(prompt: str, centres: dict[str, float] = THIRDS) -> list[Region]:
@@ -150,7 +158,10 @@ def restricted(pipe: Pipe, plan: RegionPlan) -> Iterator[None]:
 def plan_regions(
     pipe: Pipe, prompt: str, regions: Sequence[Region] | None = None, mode: str = "separate", size: int | None = None
 ) -> RegionPlan:
-    """Regions by default from the prompt's own left, middle and right."""
+    """Regions are the user's, or by default from the prompt's own left, middle and right; several may have one phrase
+    each that the prompt repeats, in its order."""
+    if regions is not None and not regions:
+        raise LcsError("no regions are given; leave them out to take the prompt's left, middle and right")
     if mode not in MODES:
         raise LcsError(f"unknown mode {mode!r}; choose from {', '.join(MODES)}")
     if regions is None:
@@ -167,7 +178,9 @@ def plan_regions(
         allowed[~inside.any(0)] = True  # columns of no region see everything
         cond = Conditioning(states, whole.pooled, whole.time_ids)
     else:
-        spans = [token_span(pipe.tokenizer, prompt, r.phrase) for r in regions]
+        spans: list[range] = []
+        for region in regions:
+            spans.append(token_span(pipe.tokenizer, prompt, region.phrase, spans))
         ids = pipe.tokenizer(prompt, padding="max_length", max_length=tokens, truncation=True).input_ids
         open_to_all = torch.tensor([token != pipe.tokenizer.eos_token_id for token in ids])
         allowed = open_to_all.expand(side, -1).clone()  # [w, T]

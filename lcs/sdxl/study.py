@@ -28,7 +28,7 @@ from lcs.sdxl.features import FeatureStudy, find_tokens, run_feature_study
 from lcs.sdxl.generate import generate_many
 from lcs.sdxl.hooks import group_of
 from lcs.sdxl.judge import measure_obedience
-from lcs.sdxl.package import MINI_ID, load_pipeline, subject_of
+from lcs.sdxl.package import MINI_ID, OFFLOAD, load_pipeline, subject_of
 from lcs.sdxl.pixel import PixelStudy, run_pixel_study
 from lcs.sdxl.sampling import Pipe
 
@@ -88,7 +88,7 @@ def run_study(
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
-        raise LcsError(f"{model_id} ran out of memory; try --offload or --effort quick") from None
+        raise LcsError(f"{model_id} ran out of memory; {OFFLOAD}, or give --effort quick") from None
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lcs.errors import LcsError
@@ -80,12 +81,13 @@ def token_index(tokenizer, prompt: str, token: str | None) -> int:
     return tokens.index(wanted)
 
 
-def token_span(tokenizer, prompt: str, phrase: str) -> range:
-    """Positions of the tokens of a phrase that the prompt contains; the first occurrence."""
+def token_span(tokenizer, prompt: str, phrase: str, taken: Sequence[range] = ()) -> range:
+    """Positions of the tokens of a phrase that the prompt contains; the first occurrence outside of those `taken`."""
     tokens = tokens_of(tokenizer, prompt)
     part = tokenizer(phrase, add_special_tokens=False).input_ids
     wanted = [token.removesuffix("</w>") for token in tokenizer.convert_ids_to_tokens(part)]
     for at in range(1, len(tokens) - len(wanted) + 1):
-        if wanted and tokens[at : at + len(wanted)] == wanted:
+        free = not any(span.start < at + len(wanted) and at < span.stop for span in taken)
+        if wanted and free and tokens[at : at + len(wanted)] == wanted:
             return range(at, at + len(wanted))
-    raise LcsError(f"{prompt!r} does not contain {phrase!r}")
+    raise LcsError(f"{prompt!r} does not contain {phrase!r}{' once more' if taken else ''}")

@@ -80,7 +80,8 @@ class Recipe:
     lr: float = 0.0120
     lr_decay_batches: int = 35_000  # inverse square root decay after this many batches
     lr_rampup_samples: int = 10_000_000
-    lr_anneal: float = 0.0  # over this last share of training the rate also falls linearly to zero
+    lr_anneal: float = 0.0  # over this last share of training the rate also falls linearly to zero,
+    anneal_average: bool = False  # from the averaged weights on, with a new optimizer: not from where the run just is
     optimizer: str = "adam"  # or muon, see lcs.training.optimizer
     betas: tuple[float, float] = (0.9, 0.99)
     p_mean: float = -0.8

@@ -15,10 +15,11 @@ import torch
 
 from lcs.bench.compute import bench_train, count_flops
 from lcs.experiments import Run, Scale, get_experiment, get_scale, paper_runs
-from lcs.model.build import build_model, trained_network
+from lcs.model.build import build_model, resolution_of, trained_network
 from lcs.training.trainer import SNAPSHOTS, STAGES
 
 GPU_TFLOPS = {"RTX 4090": 165.0, "A100": 312.0, "H100": 989.0}  # dense bf16 peak
+CIFAR_IMAGES = 50_000
 GPU_SHARE = 0.35  # of the peak, typical for convolutional U-Nets
 
 
@@ -61,9 +62,13 @@ def run_cost(run: Run, machine_gflops: float) -> Cost:
         exaflop=total / 1e18,
         gpu_hours={gpu: total / (peak * 1e12 * GPU_SHARE) / 3600 for gpu, peak in GPU_TFLOPS.items()},
         machine_hours=total / (machine_gflops * 1e9) / 3600,
-        data_gb=run.objects * run.scale.scenes_per_count * run.scale.resolution**2 * 3 / 1e9,
+        data_gb=_images(run) * resolution_of(run) ** 2 * 3 / 1e9,
         weights_gb=copies * parameters * 4 / 1e9,
     )
+
+
+def _images(run: Run) -> int:
+    return run.objects * run.scale.scenes_per_count if run.labelled else CIFAR_IMAGES
 
 
 def measure_machine(seconds: float = 30.0) -> tuple[float, int]:

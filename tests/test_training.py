@@ -92,6 +92,22 @@ def test_stopping_and_resuming_is_bit_identical(straight, tmp_path):
     assert (straight / "run.json").read_text() == (tmp_path / "run.json").read_text()
 
 
+def test_resuming_on_one_thread_is_bit_identical(tmp_path):
+    """With the loops that only one thread takes, at widths that the weight gradient of our own needs."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        run = tiny_run("grid-all", optimizer="muon", samples=40)
+        wide = replace(run.scale.network, channels=16)
+        run = replace(run, scale=replace(run.scale, network=wide))
+        train(run, source(), tmp_path / "straight", settings=QUIET)
+        for stop in (8, 24, 1000):
+            train(run, source(), tmp_path / "cut", settings=replace(QUIET, stop_after_samples=stop))
+    finally:
+        torch.set_num_threads(threads)
+    assert_same(state(tmp_path / "straight"), state(tmp_path / "cut"))
+
+
 def test_kill_9_and_resume_is_bit_identical(straight, tmp_path):
     command = [
         sys.executable,
@@ -239,7 +255,7 @@ def test_nan_stops_with_the_last_good_checkpoint(tmp_path, monkeypatch):
     train(tiny_run(), source(), tmp_path, settings=settings)
     before = state(tmp_path)
     monkeypatch.setattr(trainer, "edm2_loss", lambda model, x, *a: model(x, 1.0).mean((1, 2, 3)) * float("nan"))
-    with pytest.raises(LcsError, match=r"loss or gradient is nan at 16 samples.*state\.safetensors"):
+    with pytest.raises(LcsError, match=r"loss, gradient or weights are nan at 16 samples.*state\.safetensors"):
         train(tiny_run(), source(), tmp_path, settings=QUIET)
     assert_same(before, state(tmp_path))
 
@@ -252,7 +268,21 @@ def test_infinite_gradient_of_a_finite_loss_stops_too(tmp_path, monkeypatch):
         return (model(x, 1.0).mean((1, 2, 3)) * 0).abs().sqrt()
 
     monkeypatch.setattr(trainer, "edm2_loss", sharp_loss)
-    with pytest.raises(LcsError, match="loss or gradient is nan"):
+    with pytest.raises(LcsError, match="loss, gradient or weights are nan"):
+        train(tiny_run(), source(), tmp_path, settings=replace(QUIET, checkpoint_seconds=0))
+    assert_same(before, state(tmp_path))
+
+
+def test_weights_that_an_update_spoils_are_never_saved(tmp_path, monkeypatch):
+    train(tiny_run(), source(), tmp_path, settings=replace(QUIET, stop_after_samples=16))
+    before = state(tmp_path)
+
+    def spoil(network):
+        with torch.no_grad():
+            next(network.parameters()).fill_(float("nan"))
+
+    monkeypatch.setattr(trainer, "normalize_weights_", spoil)
+    with pytest.raises(LcsError, match="weights are nan"):
         train(tiny_run(), source(), tmp_path, settings=replace(QUIET, checkpoint_seconds=0))
     assert_same(before, state(tmp_path))
 
@@ -340,6 +370,27 @@ def test_a_run_may_end_earlier_while_its_rate_would_have_been_the_same(tmp_path)
     train(ending, source(), tmp_path / "cut", settings=QUIET)
     train(ending, source(), tmp_path / "straight", settings=QUIET)
     assert_same(state(tmp_path / "cut"), state(tmp_path / "straight"))
+
+
+def test_the_end_may_begin_from_the_average(tmp_path):
+    """As if the run's averaged weights had been taken at that moment and trained on by themselves."""
+    run = tiny_run(lr_anneal=0.4, anneal_average=True, samples=40)  # from sample 24 on
+    straight, again, cut = (tmp_path / name for name in ("straight", "again", "cut"))
+    train(run, source(), straight, settings=QUIET)
+    train(run, source(), cut, settings=replace(QUIET, stop_after_samples=24))
+    average = {k.removeprefix("ema.ema0."): v for k, v in state(cut).items() if k.startswith("ema.ema0.")}
+    checkpoint.save_tensors(tmp_path / "average.safetensors", average, {"samples": 24})
+    train(run, source(), again, settings=QUIET, continued=tmp_path / "average.safetensors")
+    train(run, source(), cut, settings=QUIET)
+    assert_same(state(straight), state(cut))
+    own = lambda folder: {k: v for k, v in state(folder).items() if not k.startswith("ema.")}  # noqa: E731
+    assert_same(own(straight), own(again), 2e-3)  # normalised once more, with its eps of 1e-4
+    plain = tiny_run(lr_anneal=0.4, samples=40)
+    train(plain, source(), tmp_path / "plain", settings=QUIET)
+    with pytest.raises(AssertionError):
+        assert_same(own(straight), own(tmp_path / "plain"), 2e-3)
+    assert learning_rate(run.recipe, 24, 0) == 0  # the ramp begins again
+    assert learning_rate(plain.recipe, 24, 0) > 0
 
 
 def test_a_run_shortened_to_where_it_stopped_is_finished(straight, tmp_path):

@@ -127,9 +127,10 @@ def _weight_gradient(x, g, dw, block_rows):
 
 
 def weight_gradient(x: Tensor, grad: Tensor, size: int) -> Tensor:
-    """x [N, C, H, W], grad [N, O, H, W], both channels-last -> [O, C, size, size], channels-last"""
+    """x [N, C, H, W], grad [N, O, H, W], both float32 and channels-last -> [O, C, size, size], channels-last"""
+    assert all(t.dtype == torch.float32 and t.is_contiguous(memory_format=torch.channels_last) for t in (x, grad))
     channels, outputs, width = x.shape[1], grad.shape[1], x.shape[3]
-    dw = torch.zeros(outputs, size, size, channels)
+    dw = x.new_zeros(outputs, size, size, channels)
     block_rows = max(1, CACHE // (4 * width * (channels + outputs)))
     _weight_gradient(x.permute(0, 2, 3, 1).numpy(), grad.permute(0, 2, 3, 1).numpy(), dw.numpy(), block_rows)
     return dw.permute(0, 3, 1, 2)

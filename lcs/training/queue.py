@@ -45,8 +45,13 @@ def _processes() -> int:
 
 @contextmanager
 def claimed(folder: Path):
-    """Yields True if this process now holds the run's lock, False if another one does."""
-    if _processes() > 1:  # one launch, many processes: they train the run together
+    """Yields True if this process now holds the run's lock, False if another one does.
+
+    The processes of one launch train a run together: the first of them holds the lock, and if it cannot, that is an
+    error, which ends the launch.
+    """
+    together = _processes() > 1
+    if together and int(os.environ.get("RANK", 0)) != 0:
         yield True
         return
     try:
@@ -58,6 +63,8 @@ def claimed(folder: Path):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if together:
+                raise LcsError(f"another process is training in {folder}; wait for it, or use another --out") from None
             yield False
             return
         yield True

@@ -54,13 +54,21 @@ class TrainSettings:
 def learning_rate(recipe: Recipe, samples: int, begun: int = 0) -> float:
     """EDM2's schedule: linear ramp-up, constant, then inverse square root decay of the batch number; an end, if any.
 
-    A run that continues from bare weights has begun at `begun` samples: its optimizer starts anew, and the ramp.
+    A run that continues from bare weights has begun at `begun` samples: its optimizer starts anew, and the ramp; so it
+    is where the end begins from the average.
     """
+    if recipe.anneal_average and samples >= anneal_begins(recipe):
+        begun = anneal_begins(recipe)
     batches = samples / recipe.batch
     rate = recipe.lr / math.sqrt(max(batches / recipe.lr_decay_batches, 1.0))
     ramp = min((samples - begun) / max(recipe.lr_rampup_samples, 1), 1.0)
     end = min((recipe.samples - samples) / max(recipe.lr_anneal * recipe.samples, 1), 1.0)
     return rate * ramp * end
+
+
+def anneal_begins(recipe: Recipe) -> int:
+    """Samples seen before the first batch whose rate falls towards the end: a batch's rate is its first sample's."""
+    return math.ceil((1 - recipe.lr_anneal) * recipe.samples / recipe.batch) * recipe.batch
 
 
 def train(
@@ -119,10 +127,14 @@ def train(
         saver.make_up_for(samples)
     with bar:
         while samples < run.recipe.samples:
+            if run.recipe.anneal_average and samples == anneal_begins(run.recipe):
+                network.load_state_dict(ema.average(run.recipe.ema_stds[0]))
+                normalize_weights_(network)
+                getattr(optimizer, "optimizer", optimizer).state.clear()  # accelerate wraps it
             loss, error = step(samples, learning_rate(run.recipe, samples, begun))
             if not math.isfinite(loss):
                 raise LcsError(
-                    f"{run.name}: loss or gradient is {loss} at {samples} samples; stopped before the update. "
+                    f"{run.name}: loss, gradient or weights are {loss} at {samples} samples; stopped, not saved. "
                     f"The last good checkpoint is {folder / checkpoint.STATE}; try a lower learning rate"
                 )
             ema.update(network.state_dict())
@@ -149,6 +161,11 @@ def _copy_weights(network: nn.Module, path: Path) -> None:
         network.load_state_dict({name: value.float() for name, value in tensors.items()})
     except RuntimeError as error:
         raise LcsError(f"{path} is of another network: {str(error).splitlines()[-1].strip()}") from None
+
+
+@torch.no_grad()
+def _all_finite(tensors: list[torch.Tensor]) -> bool:
+    return bool(torch.stack(torch._foreach_norm(tensors)).isfinite().all())
 
 
 class _Step:
@@ -186,14 +203,14 @@ class _Step:
         if math.isfinite(loss):
             self.optimizer.step()
             normalize_weights_(self.network)
+            loss = loss if _all_finite(list(self.network.parameters())) else math.nan
         self.optimizer.zero_grad(set_to_none=True)
         return loss, error
 
     def _finite_gradients(self) -> bool:
         """A finite loss can have infinite gradients. In fp16 that is normal now and then: the loss scaler skips such
         steps and halves its scale, which MAX_SKIPPED times in succession cannot cure."""
-        norms = torch._foreach_norm([p.grad for p in self.network.parameters() if p.grad is not None])
-        finite = bool(torch.stack(norms).isfinite().all())
+        finite = _all_finite([p.grad for p in self.network.parameters() if p.grad is not None])
         self.skipped = 0 if finite else self.skipped + 1
         return finite or (self.accelerator.mixed_precision == "fp16" and self.skipped <= MAX_SKIPPED)
 
@@ -270,7 +287,7 @@ class _LossLog:
     """Averages losses over LOG_SAMPLES samples and appends a row to the CSV."""
 
     def __init__(self, path: Path, samples: int):
-        self.path, self.next_row = path, samples + LOG_SAMPLES
+        self.path, self.next_row = path, _next_row(samples)
         self.sum_loss = self.sum_error = 0.0
         self.steps = 0
         self.started = time.monotonic()
@@ -286,8 +303,13 @@ class _LossLog:
             self.path, (samples, f"{self.last_loss:.6g}", f"{self.last_error:.6g}", f"{rate:.6g}", f"{seconds:.1f}")
         )
         self.sum_loss = self.sum_error = 0.0
-        self.steps, self.next_row = 0, samples + LOG_SAMPLES
+        self.steps, self.next_row = 0, _next_row(samples)
         return True
+
+
+def _next_row(samples: int) -> int:
+    """Rows stand at the same places however often a run was stopped."""
+    return (samples // LOG_SAMPLES + 1) * LOG_SAMPLES
 
 
 def run_folder(out: Path, run: Run) -> Path:
@@ -361,5 +383,5 @@ def _annealing(folder: Path, recipe: dict) -> bool:
     """True if the run has come to the end of its schedule, where the rate depends on its length."""
     state = folder / checkpoint.STATE
     last = int(checkpoint.load_meta(state)["samples"]) if state.exists() else 0
-    begins = (1 - recipe.get("lr_anneal", 0.0)) * recipe["samples"]
-    return last > math.ceil(begins / recipe["batch"]) * recipe["batch"]  # a batch's rate is its first sample's
+    begins = anneal_begins(Recipe(**{k: recipe[k] for k in ("batch", "samples", "lr_anneal") if k in recipe}))
+    return last > begins

@@ -8,9 +8,11 @@ leaves is stored under the hash of all it depends on; a killed run goes on with 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 
@@ -41,18 +43,43 @@ def work_ahead(settings: Settings, steps: list[Step], draw_alone: Callable[[str,
     print(f"{len(jobs)} jobs in {workers} processes: samples, locality (about {clock(total / workers)})", flush=True)
     start = time.monotonic()
     bar = tqdm(total=total, bar_format="{percentage:3.0f}%|{bar}| {elapsed}, about {remaining} left{postfix}")
-    with bar, ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with bar, ending_with_us(ProcessPoolExecutor(workers, get_context("spawn"), _begin, (os.getpid(),))) as pool:
         running = {pool.submit(job.work, *job.arguments): job for job in jobs}
         for done in as_completed(running):
             job = running[done]
             if isinstance(done.exception(), DiskFull):
-                pool.shutdown(cancel_futures=True)
                 raise done.exception()
             if done.exception() is not None:
                 bar.write(f"{job.title}: {done.exception()}")
             bar.set_postfix_str(job.title, refresh=False)
             bar.update(min(job.seconds, total - bar.n))
     print(f"      {clock(time.monotonic() - start)}", flush=True)
+
+
+@contextmanager
+def ending_with_us(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
+    """The pool, whose jobs are given up at once if anything ends this block early: what is done is stored already."""
+    try:
+        yield pool
+        pool.shutdown()
+    except BaseException:
+        processes = list(pool._processes.values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        raise
+
+
+def _begin(parent: int) -> None:
+    """In a worker: one thread; it ends when the main process is gone, however that ended (`kill -9` too)."""
+    torch.set_num_threads(1)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def find_jobs(settings: Settings, steps: list[Step], draw_alone: Callable[[str, Settings], None]) -> list[Job]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from artifact.context import Context
 from artifact.plots import COLORS, new_figure
@@ -43,8 +44,9 @@ def fig5(context: Context) -> dict:
     context.figure("fig5-feature-space", draw_feature_space(matrices), CAPTION_5)
     for name, cosines in matrices:
         context.figure(f"fig11-{name}", draw_all_layers(cosines), f"{name}: cosines of the mean differences of the 8 "
-                       "colours in every conditioned layer and in the image, at the highest noise level. Above each: "
-                       "layer and mean off-diagonal cosine.")  # fmt: skip
+                       f"colours ({', '.join(TEST_COLORS)}, from the upper left) in every conditioned layer and in the "
+                       "image, at the highest noise level, from -1 (blue) to 1 (red). Above each: layer and mean "
+                       "off-diagonal cosine.")  # fmt: skip
     return numbers
 
 
@@ -86,7 +88,8 @@ def draw_feature_space(matrices: list[tuple[str, FeatureCosines]]) -> Figure:
         curve.axhline(0, color="#bbbbbb", lw=0.8)
         first_decoder = next(k for k, layer in enumerate(cosines.layers) if layer.startswith("dec"))
         curve.axvline(first_decoder - 0.5, color="#bbbbbb", ls=":", lw=1)
-        curve.set(xlabel="layer (encoder | decoder, image)", ylabel="mean off-diagonal cosine")
+        curve.set(xlabel="layer (encoder | decoder, image)", ylabel="mean off-diagonal cosine", ylim=(-0.3, 1))
+        curve.xaxis.set_major_locator(MaxNLocator(integer=True))
         curve.legend(frameon=False, fontsize=8)
     return figure
 
@@ -115,6 +118,6 @@ def draw_all_layers(cosines: FeatureCosines) -> Figure:
 
 
 STEPS = [
-    Step("fig5", "colour: length generalization and feature space", "v1 Fig 5, 11", fig5, colored, 1, cost=60,
+    Step("fig5", "colour: length generalization and feature space", "v1 Fig 5, 11", fig5, colored, 1, cost=120,
          counted=True, sources=("features.py",)),
 ]  # fmt: skip

@@ -97,8 +97,7 @@ CAPTION_2 = (
 CAPTION_INFLUENCE = (
     "Influence of each of the four conditions (eq. 10) on the pixel at each location: columns are conditions, rows are "
     "pixels (the last one at the centre, where nothing was asked for), summed over seeds and integrated over log "
-    "noise. A "
-    "local conditional score has only the diagonal."
+    "noise; each panel is divided by its own largest value. A local conditional score has only the diagonal."
 )
 CAPTION_10 = (
     "Over the noise schedule: area of the 90% square, energy of the gradient, and how much a pixel is moved by its own "
@@ -144,12 +143,12 @@ def draw_maps(traces: list[tuple[Checkpoint, LocalityTrace]], at: int) -> Figure
             floor = max(t.maps[level, probe].max() * 1e-3, 1e-12)
             axes.imshow(np.log10(np.maximum(t.maps[level, probe], floor)), cmap="magma")
             row, column = t.probes[probe].pixel(t.maps.shape[-1])
-            axes.plot(column, row, "+", color="cyan", ms=7, mew=1.4)
             outline_square(axes, (row, column), t.sides[level, probe], "cyan")
             size = t.maps.shape[-1]
             for k, (x, y) in enumerate(t.conditions):
                 shade = float(total[level, k] / strongest)
                 axes.plot(x * size - 0.5, y * size - 0.5, "o", ms=6, mec="white", mew=0.8, mfc=(1, 1, 1, shade))
+            axes.plot(column, row, "+", color="cyan", ms=7, mew=1.4)
             axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5))
             if r == 0:
                 clean.set_title(f"$\\sigma$ = {t.sigmas[level]:.3g}", fontsize=9)
@@ -208,6 +207,7 @@ def draw_metrics(traces: list[tuple[Checkpoint, LocalityTrace]]) -> Figure:
         axes.set(xscale="log", xlabel="noise level $\\sigma$", title=title, ylabel=label)
         axes.invert_xaxis()
     energy.set_yscale("log")
+    area.plot([], [], "--", lw=1, color=GRAY, label="at the centre")
     area.legend(frameon=False, fontsize=7.5)
     return figure
 

@@ -42,7 +42,7 @@ def command(step: str, facts: dict) -> str:
         options["weights"] = facts["weights folder"]
     options["out"] = facts["out"]
     given = [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
-    return shlex.join(["python", "-m", "lcs", "artifact", *given])
+    return shlex.join(["python", "-m", "lcs", "artifact", *given, "--again"])
 
 
 def environment(chosen: dict, settings: Settings, wanted: list[Checkpoint], seconds: float) -> dict:
@@ -119,7 +119,9 @@ def _write_small(out: Path, keep: Path, steps, results, verdicts, facts) -> None
             picture = Image.open(out / step.name / item["file"]).convert("RGB")
             picture.thumbnail((KEPT_WIDTH, 4 * KEPT_WIDTH))
             _few_colors(picture).save(keep / file, optimize=True)
-            figures.append({"name": step.name, "title": step.title, "caption": item["caption"], "file": file,
+            missing = ", ".join(key.split("/", 1)[1].removesuffix("/late") for key in results[step.name].missing)
+            caption = item["caption"] + (f" Not shipped: {missing}." if missing else "")
+            figures.append({"name": step.name, "title": step.title, "caption": caption, "file": file,
                             "command": command(step.name, {**facts, "out": "out"}),
                             "seconds": results[step.name].seconds})  # fmt: skip
         for item in results[step.name].tables if step.name in results else ():
@@ -177,6 +179,9 @@ def _claim_row(v: Verdict) -> dict:
 def _flat(facts: dict) -> list[tuple[str, str]]:
     pairs = []
     for name, value in facts.items():
+        if isinstance(value, dict) and name in ("settings", "weights"):
+            pairs += _flat({f"{name}: {k}": v for k, v in value.items()})
+            continue
         if isinstance(value, dict):
             value = ", ".join(f"{k} {v}" for k, v in value.items())
         elif isinstance(value, list):

@@ -32,6 +32,7 @@ from lcs.sampling import check_device
 from lcs.sdxl.package import MANIFEST, MINI_ID, check_files
 
 HERE = Path(__file__).parent
+STEP_FILE = "step.json"  # what a step left behind, in its folder
 ABOUT = ("claims.py", "report.py", "runner.py")  # they judge and show what steps draw, and change nothing in it
 
 
@@ -50,11 +51,13 @@ def run_artifact(
     cifar: Path | None = None,
     sdxl_model: str = MINI_ID,
     sdxl_offload: bool = False,
+    again: bool = False,
 ) -> bool:
     """Runs everything, or the steps of `only`; True if every step was drawn from all the checkpoints it wants.
 
     source: "weights" uses what is in `root`, "train" also trains what is missing (into `out`/weights). keep: a folder
-    for the small files that the app and the README show. What was drawn before and still holds stays in the report.
+    for the small files that the app and the README show. What was drawn before and still holds stays in the report, and
+    is drawn anew only with `again`; counted samples and locality behind it are kept all the same.
     """
     began = time.monotonic()
     steps = choose_steps(only)
@@ -64,6 +67,8 @@ def run_artifact(
     wanted = list(dict.fromkeys(c for step in steps for c in step.needs(scale)))
     check_hashes(settings, steps, wanted)
     acquire(settings, wanted, source == "train", data, cifar)
+    for step in steps if again else ():
+        (settings.out / step.name / STEP_FILE).unlink(missing_ok=True)
     todo = [step for step in steps if not is_drawn(step, settings)]
     work_ahead(settings, todo, draw_alone)
     results: dict[str, Output] = {}
@@ -217,7 +222,7 @@ def run_step(step: Step, settings: Settings, say: Say = print) -> tuple[Output, 
     try:
         context.output.numbers = step.make(context)
         context.output.seconds = round(time.monotonic() - start, 1)
-        write_json(partial / "step.json", {"key": key, "output": asdict(context.output)})
+        write_json(partial / STEP_FILE, {"key": key, "output": asdict(context.output)})
         old = settings.out / f".{step.name}.old"
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
@@ -251,11 +256,11 @@ def _folder_facts(folder: Path) -> list:
 
 def _stored(folder: Path, key: str) -> Output | None:
     """What a step drew earlier, if nothing it depends on has changed and all its files are there."""
-    if not (folder / "step.json").exists():
+    if not (folder / STEP_FILE).exists():
         return None
     kinds = {"figures": (".png", ".pdf"), "tables": (".md", ".csv")}
     try:
-        stored = read_json(folder / "step.json")
+        stored = read_json(folder / STEP_FILE)
         files = [(folder / item["file"]).with_suffix(suffix) for kind, suffixes in kinds.items()
                  for item in stored["output"][kind] for suffix in suffixes]  # fmt: skip
         if stored["key"] != key or not all(file.exists() for file in files):

@@ -95,9 +95,8 @@ def draw_in_place(numbers: dict):
                 ks = sorted(int(k) for k in found["in_place"])
                 values = [found["in_place"][k] if k in found["in_place"] else found["in_place"][str(k)] for k in ks]
                 axes.plot(ks, values, "o-", ms=3, color=COLORS[experiment], label=experiment)
-        axes.set(
-            xlabel="K asked for", title=f"trained on {trained_on(objects)} objects", xlim=(0, 12.3), ylim=(0, 12.3)
-        )
+        title = f"trained on {trained_on(objects)} object{'s' * (objects > 1)}"
+        axes.set(xlabel="K asked for", title=title, xlim=(0, 12.3), ylim=(0, 12.3))
         axes.legend(frameon=False, fontsize=7.5, loc="upper left")
     panels[0].set_ylabel("objects in place")
     return figure

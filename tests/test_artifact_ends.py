@@ -86,7 +86,7 @@ def test_a_checkpoint_of_the_hub_is_pulled_first(tmp_path, tiny, monkeypatch, ca
     ]
 
 
-def test_what_is_unchanged_is_drawn_again_if_asked_to(tmp_path, tiny, capsys):  # noqa: F811
+def test_a_step_is_drawn_again_if_asked_to(tmp_path, tiny, capsys):  # noqa: F811
     run_tiny(tmp_path, tiny, "fig9")
     run_tiny(tmp_path, tiny, "fig9")
     assert "unchanged" in capsys.readouterr().out

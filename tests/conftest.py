@@ -3,4 +3,28 @@ from pathlib import Path
 
 import lcs  # noqa: F401  before torch: it sets how threads wait
 
+# isort: split
+import pytest
+import torch
+
 sys.path.insert(0, str(Path(__file__).parent))
+from tiny import QUIET, source, tiny_run
+
+from lcs.training.trainer import train
+
+
+@pytest.fixture
+def one_thread():
+    """Loops that are for one thread only are used; and small networks gain nothing from more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A tiny run, trained without interruption."""
+    folder = tmp_path_factory.mktemp("straight")
+    train(tiny_run(), source(), folder, settings=QUIET)
+    return folder

@@ -11,13 +11,7 @@ from lcs.model import convolution
 from lcs.model.convolution import conv2d, weight_gradient
 from lcs.model.edm2 import EDM2
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def maps(n, channels, height, width, seed):

@@ -13,12 +13,7 @@ from lcs.model.layers import mp_cat, mp_cat_weights, normalize
 NETWORK = Network(channels=16, channel_mult=(1, 2, 3), num_blocks=1, attn_resolutions=(4,), channels_per_head=16)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def maps(*shape, seed=0):

@@ -2,9 +2,13 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
+
+import torch
 
 from lcs.data.shards import StreamedScenes
 from lcs.experiments import Network, Recipe, Run, get_experiment, get_scale
+from lcs.training import checkpoint
 from lcs.training.queue import train_all
 from lcs.training.trainer import TrainSettings, train
 
@@ -20,6 +24,9 @@ SCALE = replace(
 )  # fmt: skip
 
 
+QUIET = TrainSettings(cpu=True, progress=False)
+
+
 def tiny_run(experiment: str = "grid-single", **recipe) -> Run:
     scale = replace(SCALE, recipe=replace(_RECIPE, **recipe), local_recipe=replace(_RECIPE, **recipe))
     return Run(get_experiment(experiment), 2, scale)
@@ -27,6 +34,19 @@ def tiny_run(experiment: str = "grid-single", **recipe) -> Run:
 
 def source() -> StreamedScenes:
     return StreamedScenes((1, 2), SCALE.resolution)
+
+
+def state(folder) -> dict[str, torch.Tensor]:
+    return checkpoint.load_tensors(Path(folder) / "state.safetensors")[0]
+
+
+def assert_same(a: dict, b: dict, tolerance: float = 0.0) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        if tolerance:
+            assert torch.allclose(a[name], b[name], atol=tolerance, rtol=tolerance), name
+        else:
+            assert torch.equal(a[name], b[name]), name
 
 
 if __name__ == "__main__":  # run EXPERIMENT OPTIMIZER FOLDER CHECKPOINT_SECONDS SAMPLES, or: queue OUT

@@ -21,6 +21,8 @@ _SOURCES = [
     _PACKAGE / "scenes" / "world.py",
     _PACKAGE / "model" / "fused.py",
     _PACKAGE / "model" / "convolution.py",
+    _PACKAGE / "model" / "residual.py",
+    _PACKAGE / "model" / "vectors.py",
 ]
 
 

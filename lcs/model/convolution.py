@@ -1,43 +1,44 @@
-"""Convolutions whose weight gradient is computed here: the part of a training step PyTorch is slowest at on AVX2.
+"""Convolutions of channels-last maps by register tiles, for one thread of a CPU with AVX2.
 
-    dw[o, i, j, c] = sum over images n and pixels (h, w) of  g[n, h, w, o] x[n, h + i - r, w + j - r, c]
+    y[n, h, w, o]  = sum over i, j, c of  weight[o, i, j, c] x[n, h + i - r, w + j - r, c]
+    dw[o, i, j, c] = sum over n, h, w of  g[n, h, w, o] x[n, h + i - r, w + j - r, c]
 
-for maps that lie channels-last, x [N, H, W, C] and g [N, H, W, O], and a k x k kernel, r = (k - 1) / 2. For one shift
-(i, j) this is a matrix product over pixels with small sides, O x C, at which PyTorch's library reaches 50-70% of a
-square product's speed. Here a tile of 6 x 16 numbers of dw stays in twelve registers while the pixels of a few rows,
-small enough for the first-level cache, pass by; a pixel costs two loads, six broadcasts and twelve fused multiply-adds,
-and the speed is that of a square product.
+for maps x [N, H, W, C] and y, g [N, H, W, O] and a k x k kernel, r = (k - 1) / 2.
 
-The inner loop is written in LLVM's vector instructions, because compilers do not keep such a tile in registers by
+`weight_gradient` is the part of a training step PyTorch is slowest at. For one shift (i, j) it is a matrix product over
+pixels with small sides, O x C, at which PyTorch's library reaches 50-70% of a square product's speed. Here a tile of
+6 x 16 numbers of dw stays in twelve registers while the pixels of a few rows, small enough for the first-level cache,
+pass by; a pixel costs two loads, six broadcasts and twelve fused multiply-adds, and the speed is that of a square
+product.
+
+`convolve` computes y, at the speed of PyTorch's library, which is good here. Its use is that it can be called from
+compiled loops, image by image, so that what comes before and after it stays in the cache: see `lcs.model.residual`.
+
+The inner loops are written in LLVM's vector instructions, because compilers do not keep such a tile in registers by
 themselves. The order of summation is fixed: the same input gives the same bits.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
 from lcs.jit import njit
 from lcs.model import fused
+from lcs.model.vectors import AVX2, LANES, WIDTH, Vectors
 
-LANES = 8  # float32 numbers in an AVX2 register
-VECTORS = 2  # registers side by side in a tile
-WIDTH = LANES * VECTORS  # channels of x in a tile
 CACHE = 24 * 1024  # bytes of both maps that pass by at a time, of a first-level cache of 32 kB
 
-_features = binding.get_host_cpu_features()
-# Processors with wider registers have good kernels of their own in PyTorch's library.
-AVX2 = _features.get("avx2", False) and _features.get("fma", False) and not _features.get("avx512f", False)
+
+# ---- the inner loops ------------------------------------------------------------------------------
 
 
-# ---- the inner loop -------------------------------------------------------------------------------
-
-
-def _tile_kernel(outputs: int):
+def _gradient_tile(outputs: int):
     """An intrinsic that adds what a block of pixels contributes to `outputs` x WIDTH numbers of dw."""
 
     @intrinsic
@@ -48,50 +49,101 @@ def _tile_kernel(outputs: int):
 
     def _generate(target, builder: ir.IRBuilder, signature, args):
         x, g, dw, rows, columns, x_pixel, g_pixel, row_pixels, dw_output = args
-        number, index, integer = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-        vector = ir.VectorType(number, LANES)
-        undefined = ir.Constant(vector, ir.Undefined)
-        multiply_add = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32"
-        )
-
-        def pointer(address, offset: int, kind):
-            return builder.inttoptr(builder.add(address, integer(offset)), ir.PointerType(kind))
-
-        def load(address, offset: int, kind):
-            return builder.load(pointer(address, offset, kind), align=4)
-
-        def broadcast(scalar):
-            first = builder.insert_element(undefined, scalar, index(0))
-            return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(index, LANES), [0] * LANES))
-
-        tile = [[cgutils.alloca_once(builder, vector) for _ in range(VECTORS)] for _ in range(outputs)]  # registers
-        for row in tile:
-            for part in row:
-                builder.store(ir.Constant(vector, [0.0] * LANES), part)
+        v = Vectors(builder)
+        tile = v.tile(outputs)
         with cgutils.for_range(builder, rows) as outer:
             first = builder.mul(outer.index, row_pixels)
-            x_row = builder.add(x, builder.mul(first, x_pixel))
-            g_row = builder.add(g, builder.mul(first, g_pixel))
+            x_row, g_row = v.at(x, first, x_pixel), v.at(g, first, g_pixel)
             with cgutils.for_range(builder, columns) as inner:
-                x_at = builder.add(x_row, builder.mul(inner.index, x_pixel))
-                g_at = builder.add(g_row, builder.mul(inner.index, g_pixel))
-                channels = [load(x_at, 4 * LANES * v, vector) for v in range(VECTORS)]
-                for o, row in enumerate(tile):
-                    factor = broadcast(load(g_at, 4 * o, number))
-                    for part, channel in zip(row, channels, strict=True):
-                        builder.store(builder.call(multiply_add, (factor, channel, builder.load(part))), part)
+                g_at = v.at(g_row, inner.index, g_pixel)
+                v.add_outer_product(tile, [v.at(g_at, o, 4) for o in range(outputs)], v.at(x_row, inner.index, x_pixel))
         for o, row in enumerate(tile):
-            out = builder.add(dw, builder.mul(dw_output, integer(o)))
-            for v, part in enumerate(row):
-                total = builder.fadd(load(out, 4 * LANES * v, vector), builder.load(part))
-                builder.store(total, pointer(out, 4 * LANES * v, vector), align=4)
+            for n, part in enumerate(row):
+                out = v.at(v.at(dw, o, dw_output), n, 4 * LANES)
+                v.store(builder.fadd(v.load(out), builder.load(part)), out)
         return target.get_dummy_value()
 
     return add_tile
 
 
-_six, _four = _tile_kernel(6), _tile_kernel(4)
+def _forward_tile(pixels: int):
+    """An intrinsic for WIDTH outputs of `pixels` pixels: y = keep y + the sum over `rows` rows of the kernel.
+
+    In a map with a margin of zeros the k pixels under a row of the kernel lie side by side: a row is one run of k C
+    numbers.
+    """
+
+    @intrinsic
+    def set_tile(context, x, x_offsets, weight, y, y_offsets, rows, run, x_row, keep):
+        """Addresses of x, of the pixels' offsets in it (bytes, int64), of the packed weight, of y and its offsets; rows
+        of the kernel; numbers in a run; bytes from row to row of x; how much of y is kept (none: y may hold anything).
+        """
+        return types.void(*(types.int64,) * 8, types.float32), _generate
+
+    def _generate(target, builder: ir.IRBuilder, signature, args):
+        x, x_offsets, weight, y, y_offsets, rows, run, x_row, keep = args
+        builder.function.attributes.add("noinline")  # compiled once, not again at every place `convolve` is called from
+        v = Vectors(builder)
+        inputs, outputs = (
+            [builder.add(base, v.load(v.at(offsets, q, 8), v.integer)) for q in range(pixels)]
+            for base, offsets in ((x, x_offsets), (y, y_offsets))
+        )
+        tile, factor = v.tile(pixels), v.broadcast(keep)
+        fresh = builder.fcmp_ordered("==", keep, v.number(0.0))
+        for out, row in zip(outputs, tile, strict=True):
+            for n, part in enumerate(row):
+                kept = builder.fmul(factor, v.load(v.at(out, n, 4 * LANES)))
+                builder.store(builder.select(fresh, v.zero, kept), part)
+        with cgutils.for_range(builder, rows) as outer:
+            starts = [v.at(at, outer.index, x_row) for at in inputs]
+            weight_row = v.at(weight, builder.mul(outer.index, run), 4 * WIDTH)
+            with cgutils.for_range(builder, run) as inner:
+                scalars = [v.at(at, inner.index, 4) for at in starts]
+                v.add_outer_product(tile, scalars, v.at(weight_row, inner.index, 4 * WIDTH))
+        for out, row in zip(outputs, tile, strict=True):
+            for n, part in enumerate(row):
+                v.store(builder.load(part), v.at(out, n, 4 * LANES))
+        return target.get_dummy_value()
+
+    return set_tile
+
+
+_gradient_six, _gradient_four = _gradient_tile(6), _gradient_tile(4)
+_forward_six, _forward_four, _forward_one = _forward_tile(6), _forward_tile(4), _forward_tile(1)
+
+
+@njit(nogil=True)
+def convolve(x, x_offsets, x_row, weight, y, y_offsets, keep):
+    """y = keep y + weight * x at pixels p: x starts at x + x_offsets[p], y lies at y + y_offsets[p].
+
+    x and y are addresses; offsets in bytes, of the pixel under the kernel's top left corner in a map with margins
+    whose rows are x_row bytes apart. weight [O / WIDTH, k, k C, WIDTH], see `pack`; O a multiple of WIDTH.
+    """
+    blocks, size, run, _ = weight.shape
+    pixels = x_offsets.size
+    in_sixes = pixels // 6 * 6
+    in_tiles = in_sixes + (4 if pixels - in_sixes >= 4 else 0)
+    # As much of the weight at a time as the first-level cache holds: all rows of the kernel, or one after another.
+    rows = size if size * run * 4 * WIDTH <= CACHE else 1
+    x_at, y_at = x_offsets.ctypes.data, y_offsets.ctypes.data
+    for block in range(blocks):
+        out = y + block * 4 * WIDTH
+        for i in range(0, size, rows):
+            at = weight.ctypes.data + (block * size + i) * run * 4 * WIDTH
+            top, kept = x + i * x_row, keep if i == 0 else np.float32(1)
+            for p in range(0, in_sixes, 6):
+                _forward_six(top, x_at + 8 * p, at, out, y_at + 8 * p, rows, run, x_row, kept)
+            for p in range(in_sixes, in_tiles, 4):
+                _forward_four(top, x_at + 8 * p, at, out, y_at + 8 * p, rows, run, x_row, kept)
+            for p in range(in_tiles, pixels):
+                _forward_one(top, x_at + 8 * p, at, out, y_at + 8 * p, rows, run, x_row, kept)
+
+
+def pack(weight: Tensor) -> np.ndarray:
+    """[O, C, k, k] -> [O / WIDTH, k, k C, WIDTH]: the order in which `convolve` reads it."""
+    outputs, channels, size, _ = weight.shape
+    rows = weight.detach().permute(0, 2, 3, 1).reshape(outputs // WIDTH, WIDTH, size, size * channels)
+    return rows.permute(0, 2, 3, 1).contiguous().numpy()
 
 
 @njit(nogil=True, cache=True)
@@ -116,10 +168,10 @@ def _weight_gradient(x, g, dw, block_rows):
                     dw_at = dw.ctypes.data + (i * size + j) * x_pixel
                     for c in range(0, x_pixel, 4 * WIDTH):
                         for o in range(0, in_fours, 4):
-                            _four(x_at + c, g_at + 4 * o, dw_at + o * dw_output + c,
+                            _gradient_four(x_at + c, g_at + 4 * o, dw_at + o * dw_output + c,
                                   last - first, columns, x_pixel, g_pixel, width, dw_output)  # fmt: skip
                         for o in range(in_fours, outputs, 6):
-                            _six(x_at + c, g_at + 4 * o, dw_at + o * dw_output + c,
+                            _gradient_six(x_at + c, g_at + 4 * o, dw_at + o * dw_output + c,
                                  last - first, columns, x_pixel, g_pixel, width, dw_output)  # fmt: skip
 
 

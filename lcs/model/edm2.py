@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lcs.errors import LcsError
 from lcs.experiments import Network
-from lcs.model import fused
+from lcs.model import fused, residual
 from lcs.model.convolution import conv2d
 from lcs.model.layers import (
     SILU_GAIN,
@@ -58,6 +58,7 @@ class Block(nn.Module):
         self.conv_skip = MPConv(cin, cout, (1, 1)) if cin != cout else None
         self.attn_qkv = MPConv(cout, cout * 3, (1, 1)) if self.heads else None
         self.attn_proj = MPConv(cout, cout, (1, 1)) if self.heads else None
+        self._packed: tuple | None = None  # see _branch
 
     def forward(self, x: Tensor, emb: Tensor, window: int | None = None, skip: Tensor | None = None) -> Tensor:
         """x [B, cin, H, W], emb [B or 1, cemb] -> [B, cout, H', W']; a `skip` of the encoder is first joined to x.
@@ -67,7 +68,11 @@ class Block(nn.Module):
         """
         x = _crop(resample(x, self.mode), window)
         pad = window is None
-        fast = pad and fused.usable(x, self.training)  # element-wise work in single passes: the same values
+        # Element-wise work in single passes: the same values.
+        fast = pad and self.out_channels % fused.LANES == 0 and fused.whole(x, skip) and fused.usable(x, self.training)
+        if fast and not self.training and not torch.is_grad_enabled() and self._branch_fits(x, skip):
+            x = self._branch(x, skip, emb)
+            return fused.run(fused.AddClip, *self._attention(x), CLIP) if self.heads else x
         x, act = self._prepare(x, skip if skip is None else _crop(skip, window), fast)
 
         # Residual branch. The constants of MP-SiLU and MP-sum go into the weights of the following/preceding layer.
@@ -80,9 +85,7 @@ class Block(nn.Module):
         if self.decoder and self.conv_skip is not None:
             x, wx = self.conv_skip(x, scale=wx), 1.0
         if self.heads:
-            x = y.add_(x, alpha=wx)
-            wx, wy = mp_sum_weights(ATTN_BALANCE)
-            y = self.attn_proj(self._attend(x), scale=wy)
+            y, x, wx = self._attention(y.add_(x, alpha=wx))
         # y is a fresh output of a convolution, which nobody else needs: add in place.
         if fast and y.is_contiguous(memory_format=torch.channels_last):
             return fused.run(fused.AddClip, y, x, wx, CLIP)
@@ -111,6 +114,33 @@ class Block(nn.Module):
             return fused.run(fused.ScaleSilu, y, c)
         c = c[:, :, None, None]
         return F.silu(y * c) if torch.is_grad_enabled() else F.silu(y.mul_(c), inplace=True)
+
+    def _branch_fits(self, x: Tensor, skip: Tensor | None) -> bool:
+        maps = [x] if skip is None else [x, skip]
+        return residual.fits(self.out_channels) and all(
+            t.is_contiguous(memory_format=torch.channels_last) for t in maps
+        )
+
+    def _branch(self, x: Tensor, skip: Tensor | None, emb: Tensor) -> Tensor:
+        """`forward` before attention, in evaluation, as one compiled loop over the images; weights are packed once."""
+        wx, wy = mp_sum_weights(RES_BALANCE)
+        c = self.emb_linear(emb) * self.emb_gain + 1
+        project = self.conv_skip
+        weights = (
+            self.conv_res0.used_weight(SILU_GAIN),
+            self.conv_res1.used_weight(SILU_GAIN * wy),
+            None if project is None else project.used_weight(wx if self.decoder else 1.0),
+        )
+        if self._packed is None or any(a is not b for a, b in zip(self._packed[0], weights, strict=True)):
+            balance = (1.0, 1.0) if skip is None else mp_cat_weights(x.shape[1], skip.shape[1], CONCAT_BALANCE)
+            kept = 1.0 if self.decoder and project is not None else wx  # or it is in the projection's weight already
+            self._packed = weights, residual.Branch.pack(*weights, self.decoder, x.shape[1], balance, kept)
+        return self._packed[1](x, skip, c, float("inf") if self.heads else CLIP)
+
+    def _attention(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
+        """The terms of the MP-sum y + wx x of attention y and main path x."""
+        wx, wy = mp_sum_weights(ATTN_BALANCE)
+        return self.attn_proj(self._attend(x), scale=wy), x, wx
 
     def _attend(self, x: Tensor) -> Tensor:  # [B, C, H, W] -> [B, C, H, W]
         """Cosine attention: q, k and v are normalised per pixel and head, so scores lie within +-sqrt(C / heads)."""

@@ -1,14 +1,12 @@
 """The element-wise parts of a block as single passes over memory, for one CPU thread.
 
 At `mini` scale a convolution on 32 channels does so little arithmetic per number that reading and writing the
-activations takes as long. PyTorch runs "norm, scale, SiLU" or "scale, SiLU" as a pass each; here they are one loop
-compiled by numba, forward and backward. All maps are channels-last, seen as [pixels, channels].
+activations takes as long. PyTorch runs "norm, scale, SiLU" or "scale, SiLU" as a pass each; here they are one loop,
+forward and backward (`lcs.model.vectors`). All maps are channels-last, seen as [pixels, channels].
 
-Used in training and in inference without gradients (`usable`); anything else (GPUs, several threads, half precision,
-derivatives of a trained model) takes the plain operations of `edm2.Block`, which compute the same to rounding.
-
-SiLU needs a sigmoid, (1 + tanh(x / 2)) / 2. tanh(u) is u times a ratio of two polynomials in u^2 (our least-squares
-fit on |u| < 9, error 6e-8 before float32 rounding): no branch, no call, so the compiler vectorises the loop.
+Used in training and in inference without gradients (`usable`) on maps whose channels are a multiple of LANES (`whole`);
+anything else (GPUs, several threads, half precision, derivatives of a trained model) takes the plain operations of
+`edm2.Block`, which compute the same to rounding.
 """
 
 from __future__ import annotations
@@ -18,12 +16,20 @@ import torch
 from torch import Tensor
 
 from lcs.jit import njit
+from lcs.model.vectors import (
+    EPS,
+    LANES,
+    norm_rows,
+    norm_silu_back_rows,
+    scaled_silu_back_rows,
+    scaled_silu_rows,
+    silu_back_rows,
+    silu_rows,
+)
 
-EPS = 1e-4  # added to every norm
 F = np.float32
-P0, P1, P2, P3, P4 = F(0.999999983), F(0.133924322), F(0.00350913365), F(2.08319377e-05), F(1.3663397e-08)
-Q1, Q2, Q3, Q4 = F(0.467257508), F(0.0259285184), F(0.000330778486), F(7.90293108e-07)
-ONE, HALF, TOP = F(1), F(0.5), F(9)
+ONE = F(1)
+BLOCK = 64  # pixels worked on twice in a row, while they are in the cache
 # Sums may be reordered, so that they vectorise. Fused multiply-adds are left out: loops check at run time whether their
 # arrays overlap and fall back to a scalar version, which would round differently depending on addresses.
 MATH = {"reassoc", "nsz", "nnan", "ninf"}
@@ -48,6 +54,11 @@ def usable(x: Tensor, training: bool, layout: torch.memory_format | None = None)
     )
 
 
+def whole(*maps: Tensor | None) -> bool:
+    """Whether the channels of the maps [B, C, H, W] fill vectors."""
+    return all(x is None or x.shape[1] % LANES == 0 for x in maps)
+
+
 def rows(x: Tensor) -> np.ndarray:
     """[B, C, H, W], channels-last -> a view [B * H * W, C]."""
     return x.detach().permute(0, 2, 3, 1).reshape(-1, x.shape[1]).numpy()
@@ -62,49 +73,62 @@ def filters(weight: Tensor) -> np.ndarray:
 # ---- loops ----------------------------------------------------------------------------------------
 
 
-@njit(inline="always", error_model="numpy")
-def _sigmoid(x):
-    u = min(max(x * HALF, -TOP), TOP)
-    t = u * u
-    p = P0 + t * (P1 + t * (P2 + t * (P3 + t * P4)))
-    q = ONE + t * (Q1 + t * (Q2 + t * (Q3 + t * Q4)))
-    return HALF + HALF * u * p / q
-
-
-@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True)
 def _norm_silu(x, out, act, factors):
-    """Pixel norm, then SiLU of it: out = f x, act = silu(out), f = 1 / (eps + |x| / sqrt(C)) per pixel."""
+    """Pixel norm, then SiLU of it, for maps [pixels, C]: out = f x, act = silu(out), f kept in factors [pixels]."""
     pixels, channels = x.shape
-    for i in range(pixels):
-        total = F(0)
-        for c in range(channels):
-            total += x[i, c] * x[i, c]
-        f = ONE / (F(EPS) + np.sqrt(total / F(channels)))
-        factors[i] = f
-        for c in range(channels):
-            v = x[i, c] * f
-            out[i, c] = v
-            act[i, c] = v * _sigmoid(v)
+    ones = np.ones(channels, F)
+    for first in range(0, pixels, BLOCK):
+        n, at = min(BLOCK, pixels - first), first * channels * 4
+        norm_rows(x.ctypes.data + at, out.ctypes.data + at, factors.ctypes.data + first * 4, n, channels)
+        silu_rows(out.ctypes.data + at, channels * 4, ones.ctypes.data, act.ctypes.data + at, channels * 4, n, channels)
 
 
-@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True)
 def _norm_silu_back(out, factors, grad_out, grad_act, grad_x):
-    """g = grad_out + grad_act silu'(out); grad_x = f (g - <out, g> out s), s = |x| / sqrt(C) f / (C (...)) below."""
-    pixels, channels = out.shape
-    for i in range(pixels):
-        f = factors[i]
-        along = F(0)
-        for c in range(channels):
-            v = out[i, c]
-            s = _sigmoid(v)
-            g = grad_out[i, c] + grad_act[i, c] * (s * (ONE + v * (ONE - s)))
-            grad_x[i, c] = g
-            along += v * g
-        # d f / d x = -f^2 x / (|x| sqrt(C)); x = out / f, |x| / sqrt(C) = 1 / f - eps
-        rms = max(ONE / f - F(EPS), F(1e-12))
-        along *= ONE / (f * rms * F(channels))
-        for c in range(channels):
-            grad_x[i, c] = f * (grad_x[i, c] - along * out[i, c])
+    norm_silu_back_rows(
+        out.ctypes.data, factors.ctypes.data, grad_out.ctypes.data, grad_act.ctypes.data, grad_x.ctypes.data, *out.shape
+    )
+
+
+@njit(cache=True, nogil=True)
+def _scale_silu(y, scale, out):
+    """out = silu(y scale), y and out [pixels, C], scale [B or 1, C] for each image."""
+    channels, n = y.shape[1], y.shape[0] // scale.shape[0]
+    for b in range(scale.shape[0]):
+        at, factors = b * n * channels * 4, scale.ctypes.data + b * channels * 4
+        silu_rows(y.ctypes.data + at, channels * 4, factors, out.ctypes.data + at, channels * 4, n, channels)
+
+
+@njit(cache=True, nogil=True)
+def _scale_silu_back(y, scale, grad, grad_y, grad_scale):
+    channels, n = y.shape[1], y.shape[0] // scale.shape[0]
+    grad_scale[:] = 0
+    for b in range(scale.shape[0]):
+        at, row = b * n * channels * 4, b * channels * 4
+        silu_back_rows(
+            y.ctypes.data + at, scale.ctypes.data + row, grad.ctypes.data + at, grad_y.ctypes.data + at,
+            grad_scale.ctypes.data + row, n, channels,
+        )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def _cat_silu(x, weight, out, act, column):
+    """out[:, column:] = weight x, act = silu of that; x [pixels, C], out and act [pixels, C or more]."""
+    (pixels, channels), scale, at = x.shape, np.full(x.shape[1], weight, F), column * 4
+    scaled_silu_rows(
+        x.ctypes.data, channels * 4, scale.ctypes.data, out.ctypes.data + at, act.ctypes.data + at, out.shape[1] * 4,
+        pixels, channels,
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def _cat_silu_back(out, grad_out, grad_act, weight, grad_x, column):
+    (pixels, channels), scale, at = grad_x.shape, np.full(grad_x.shape[1], weight, F), column * 4
+    scaled_silu_back_rows(
+        out.ctypes.data + at, grad_out.ctypes.data + at, grad_act.ctypes.data + at, out.shape[1] * 4, scale.ctypes.data,
+        grad_x.ctypes.data, channels * 4, pixels, channels,
+    )  # fmt: skip
 
 
 @njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
@@ -133,60 +157,6 @@ def _normalize_rows_back(x, gain, factors, grad, grad_x):
         along *= f * f / (gain * F(n) * max(gain / f - F(EPS), F(1e-12)))
         for c in range(n):
             grad_x[i, c] = f * grad[i, c] - along * x[i, c]
-
-
-@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
-def _scale_silu(y, scale, out):
-    """out = silu(y scale), scale [B or 1, C] for each image."""
-    per_image = y.shape[0] // scale.shape[0]
-    for b in range(scale.shape[0]):
-        for i in range(b * per_image, (b + 1) * per_image):
-            for c in range(y.shape[1]):
-                v = y[i, c] * scale[b, c]
-                out[i, c] = v * _sigmoid(v)
-
-
-@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
-def _scale_silu_back(y, scale, grad, grad_y, grad_scale):
-    per_image = y.shape[0] // scale.shape[0]
-    for b in range(scale.shape[0]):
-        grad_scale[b] = 0
-        for i in range(b * per_image, (b + 1) * per_image):
-            for c in range(y.shape[1]):
-                v = y[i, c] * scale[b, c]
-                s = _sigmoid(v)
-                g = grad[i, c] * (s * (ONE + v * (ONE - s)))
-                grad_y[i, c] = g * scale[b, c]
-                grad_scale[b, c] += g * y[i, c]
-
-
-@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
-def _cat_silu(a, b, wa, wb, out, act):
-    """out = [wa a, wb b] along the channels, act = silu(out)."""
-    split = a.shape[1]
-    for i in range(a.shape[0]):
-        for c in range(split):
-            v = wa * a[i, c]
-            out[i, c] = v
-            act[i, c] = v * _sigmoid(v)
-        for c in range(b.shape[1]):
-            v = wb * b[i, c]
-            out[i, split + c] = v
-            act[i, split + c] = v * _sigmoid(v)
-
-
-@njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
-def _cat_silu_back(out, grad_out, grad_act, wa, wb, grad_a, grad_b):
-    split = grad_a.shape[1]
-    for i in range(out.shape[0]):
-        for c in range(split):
-            v = out[i, c]
-            s = _sigmoid(v)
-            grad_a[i, c] = wa * (grad_out[i, c] + grad_act[i, c] * (s * (ONE + v * (ONE - s))))
-        for c in range(grad_b.shape[1]):
-            v = out[i, split + c]
-            s = _sigmoid(v)
-            grad_b[i, c] = wb * (grad_out[i, split + c] + grad_act[i, split + c] * (s * (ONE + v * (ONE - s))))
 
 
 @njit(cache=True, fastmath=MATH, nogil=True, error_model="numpy")
@@ -352,7 +322,8 @@ class CatSilu(torch.autograd.Function):
     def forward(ctx, a: Tensor, b: Tensor, wa: float, wb: float) -> tuple[Tensor, Tensor]:
         channels = a.shape[1] + b.shape[1]
         out, act = _like(a, channels), _like(a, channels)
-        _cat_silu(rows(a), rows(b), F(wa), F(wb), rows(out), rows(act))
+        _cat_silu(rows(a), F(wa), rows(out), rows(act), 0)
+        _cat_silu(rows(b), F(wb), rows(out), rows(act), a.shape[1])
         ctx.save_for_backward(out)
         ctx.weights, ctx.split = (F(wa), F(wb)), a.shape[1]
         return out, act
@@ -362,8 +333,9 @@ class CatSilu(torch.autograd.Function):
     def backward(ctx, grad_out: Tensor | None, grad_act: Tensor | None):
         (out,) = ctx.saved_tensors
         grad_a, grad_b = _like(out, ctx.split), _like(out, out.shape[1] - ctx.split)
-        grads = (rows(_or_zeros(g, out)) for g in (grad_out, grad_act))
-        _cat_silu_back(rows(out), *grads, *ctx.weights, rows(grad_a), rows(grad_b))
+        maps = rows(out), *(rows(_or_zeros(g, out)) for g in (grad_out, grad_act))
+        _cat_silu_back(*maps, ctx.weights[0], rows(grad_a), 0)
+        _cat_silu_back(*maps, ctx.weights[1], rows(grad_b), ctx.split)
         return grad_a, grad_b, None, None
 
 

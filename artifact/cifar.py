@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from artifact.context import Context
-from artifact.locality import SOURCES
+from artifact.locality import AREA_DRAWS, SOURCES, areas_of
 from artifact.plots import new_figure, outline_square
 from artifact.steps import Checkpoint, Step
 from lcs.experiments import get_run
@@ -28,7 +28,7 @@ def fig12(context: Context) -> dict:
     model = context.model(context.checkpoints[0])
     record = sorted({round(i) for i in np.linspace(0, effort.steps - 1, max(effort.locality_levels, SHOWN))})
     seeds = range(context.settings.seed, context.settings.seed + 2 * effort.locality_seeds)
-    trace = trace_locality(run, model, (), seeds, effort.steps, record, PROBES)
+    trace = trace_locality(run, model, (), seeds, effort.steps, record, PROBES, area_draws=AREA_DRAWS)
     share = trace.areas / trace.maps.shape[-1] ** 2
     figure = new_figure(9.5, 5.6)
     grid = figure.subplots(3, SHOWN, height_ratios=[1, 1, 1.1])
@@ -49,8 +49,7 @@ def fig12(context: Context) -> dict:
     curve.invert_xaxis()
     curve.legend(frameon=False, fontsize=8)
     context.figure("fig12", figure, CAPTION_12)
-    return {"area_high": float(share[trace.sigmas > 5].mean()), "area_low": float(share[trace.sigmas < 0.2].mean()),
-            "sigmas": trace.sigmas.tolist(), "area": share.mean(axis=1).tolist()}  # fmt: skip
+    return areas_of(trace, list(range(len(PROBES))))
 
 
 STEPS = [Step("fig12", "CIFAR-10: pixel locality over the noise schedule", "v1 Fig 12", fig12,

@@ -11,6 +11,7 @@ from artifact.plots import COLORS, new_figure
 from artifact.samples import draw_page, draw_rows
 from artifact.steps import Checkpoint, Step
 from artifact.tables import summary
+from lcs.bootstrap import interval, mean_of_pairs
 from lcs.experiments import EXPERIMENTS, TEST_COLORS, get_run
 from lcs.features import FeatureCosines, condition_cosines
 
@@ -34,7 +35,8 @@ def fig5(context: Context) -> dict:
         numbers[name] = summary(counts) | {
             "feature_space": float(by_layer[early].mean()), "image": float(by_layer[-1]),
             "most_disentangled": cosines.layers[int(np.argmin(by_layer[:-1]))], "lowest": float(by_layer[:-1].min()),
-            "sigma": float(cosines.sigmas[0]),
+            "feature_space_interval": over_colors(cosines.cosines[0][early].mean(axis=0)),
+            "image_interval": over_colors(cosines.cosines[0, -1]), "sigma": float(cosines.sigmas[0]),
         }  # fmt: skip
     context.figure("fig5-samples", draw_rows(rows, len(TEST_COLORS)), "Colour-conditioned models asked for K different "
                    f"colours, in the order {', '.join(TEST_COLORS)}. Below: colours that were asked for and drawn, and "
@@ -57,6 +59,11 @@ CAPTION_5 = (
     "from "
     "the input to the output, at three noise levels; low is disentangled."
 )
+
+
+def over_colors(matrix: np.ndarray) -> tuple[float, float]:
+    """95% interval of the mean off-diagonal cosine: bootstrap over the colours of a matrix [N, N]"""
+    return interval(lambda chosen: mean_of_pairs(matrix, chosen), len(matrix))
 
 
 def early_encoder(cosines: FeatureCosines) -> list[int]:
@@ -119,5 +126,5 @@ def draw_all_layers(cosines: FeatureCosines) -> Figure:
 
 STEPS = [
     Step("fig5", "colour: length generalization and feature space", "v1 Fig 5, 11", fig5, colored, 1, cost=120,
-         counted=True, sources=("features.py",)),
+         counted=True, sources=("features.py", "bootstrap.py")),
 ]  # fmt: skip

@@ -13,17 +13,20 @@ from artifact.context import Context, code_hash, content_hash
 from artifact.plots import COLORS, GRAY, new_figure, outline_square
 from artifact.steps import Checkpoint, Step
 from artifact.tables import summary
+from lcs.bootstrap import interval, quantiles
 from lcs.data.files import atomic_write
 from lcs.experiments import STAGED, TEST_LOCATIONS, get_run
 from lcs.locality import LocalityTrace, conditional_locality, default_probes, trace_locality
 from lcs.training.batches import to_rgb
 
-SOURCES = ("locality.py", "sampling.py", "conditioning.py", "diffusion/samplers.py", "model/*.py", "experiments.py",
-           "rng.py", "weights.py")  # fmt: skip
+SOURCES = ("locality.py", "bootstrap.py", "sampling.py", "conditioning.py", "diffusion/samplers.py", "model/*.py",
+           "experiments.py", "rng.py", "weights.py")  # fmt: skip
 MAPPED = ("grid-all", "grid-single", "list-all", "grid-single-local", "list-all-local")
 LOCATIONS = 4  # asked for: one more than trained on, as in the paper
 SHOWN_LOCATION = 2  # whose pixel the maps show: the one at the lower left, as in v2
 SHOWN_LEVELS = 6
+AREA_DRAWS = 200  # resamples of the seeds, for intervals of the 90% squares
+HIGH_NOISE, LOW_NOISE = 5.0, 0.2  # sigma above and below
 
 
 def mapped(scale: str) -> list[Checkpoint]:
@@ -57,7 +60,8 @@ def trace(context: Context, checkpoint: Checkpoint) -> LocalityTrace:
     conditions, seeds, record = trace_settings(context)
     if not file.exists():
         context.say(f"{run.name} ({checkpoint.stage}): {len(record)} noise levels")
-        found = trace_locality(run, context.model(checkpoint), conditions, seeds, context.effort.steps, record)
+        found = trace_locality(run, context.model(checkpoint), conditions, seeds, context.effort.steps, record,
+                               area_draws=AREA_DRAWS)  # fmt: skip
         arrays = {k: np.ascontiguousarray(v) for k, v in vars(found).items() if isinstance(v, np.ndarray)}
         with atomic_write(file) as temporary:
             save_file(arrays, temporary)
@@ -78,7 +82,7 @@ def fig2(context: Context) -> dict:
     context.figure("fig10", draw_metrics(traces), CAPTION_10)
     rows = [{"experiment": name, "conditional locality": f"{n['conditional_locality']:.2f}",
              "95% interval": f"{n['low']:.2f}-{n['high']:.2f}", "seeds": n["seeds"],
-             "90% square, high noise": f"{n['area_high']:.1%}", "90% square, low noise": f"{n['area_low']:.1%}"}
+             "90% square, high noise": _share(n, "high"), "90% square, low noise": _share(n, "low")}
             for name, n in numbers.items()]  # fmt: skip
     context.table("locality", rows, "Conditional locality: the share of its own condition in what moves a conditioned "
                   "pixel (1: only its own; 1/4: all alike). Squares as shares of the image, at conditioned pixels; "
@@ -105,19 +109,32 @@ CAPTION_10 = (
 )
 
 
+def _share(numbers: dict, noise: str) -> str:
+    share = numbers[f"area_{noise}"]
+    if share is None:
+        return "not measured"
+    low, high = numbers[f"area_{noise}_interval"]
+    return f"{share:.1%} ({low:.1%}-{high:.1%})"
+
+
 def numbers_of(t: LocalityTrace) -> dict:
     """Conditional locality with its interval over seeds, and how large the 90% squares are."""
-    random = np.random.default_rng(0)
-    b = len(t.seeds)
-    draws = [_locality_of_seeds(t, random.integers(0, b, b)) for _ in range(500)]
+    low, high = interval(lambda seeds: _locality_of_seeds(t, seeds), len(t.seeds))
     conditioned = [p for p, probe in enumerate(t.probes) if probe.condition is not None]
-    share = t.areas[:, conditioned].mean(axis=1) / (t.maps.shape[-1] ** 2)
-    return {
-        "conditional_locality": conditional_locality(t),
-        "low": float(np.quantile(draws, 0.025)), "high": float(np.quantile(draws, 0.975)), "seeds": b,
-        "area_high": float(share[t.sigmas > 5].mean()), "area_low": float(share[t.sigmas < 0.2].mean()),
-        "sigmas": t.sigmas.tolist(), "area": share.tolist(),
-    }  # fmt: skip
+    return {"conditional_locality": conditional_locality(t), "low": low, "high": high, **areas_of(t, conditioned)}
+
+
+def areas_of(t: LocalityTrace, probes: list[int]) -> dict:
+    """The 90% squares as shares of the image, mean over the probes: at every noise level, and at high, low and
+    intermediate noise (there the largest) with 95% intervals over seeds; None where no level was measured."""
+    size = t.maps.shape[-1] ** 2
+    share, draws = t.areas[:, probes].mean(axis=1) / size, t.area_draws[:, :, probes].mean(axis=2) / size  # [T], [R, T]
+    high, low = t.sigmas > HIGH_NOISE, t.sigmas < LOW_NOISE
+    found: dict = {"seeds": len(t.seeds), "sigmas": t.sigmas.tolist(), "area": share.tolist()}
+    for name, levels, reduce in (("high", high, np.mean), ("low", low, np.mean), ("between", ~high & ~low, np.max)):
+        found[f"area_{name}"] = float(reduce(share[levels])) if levels.any() else None
+        found[f"area_{name}_interval"] = quantiles(reduce(draws[:, levels], axis=1)) if levels.any() else None
+    return found
 
 
 def _locality_of_seeds(t: LocalityTrace, chosen: np.ndarray) -> float:
@@ -235,8 +252,9 @@ def scatter(context: Context) -> dict:
     x, y = (np.array([p[name] for p in points], float) for name in ("conditional_locality", "length"))
     numbers: dict = {"points": points, "n": len(points)}
     if len(points) >= 3 and np.ptp(x) > 0 and np.ptp(y) > 0:
-        numbers |= {"pearson": float(pearsonr(x, y).statistic), "spearman": float(spearmanr(x, y).statistic),
-                    **_bootstrap(x, y)}  # fmt: skip
+        low, high = interval(lambda chosen: _pearson(x[chosen], y[chosen]), len(points), draws=2000)
+        numbers |= {"pearson": _pearson(x, y), "spearman": float(spearmanr(x, y).statistic),
+                    "low": low, "high": high}  # fmt: skip
     context.figure("scatter", draw_scatter(points, numbers), CAPTION_SCATTER)
     context.table("scatter", [{k: f"{v:.2f}" if isinstance(v, float) else v for k, v in p.items()} for p in points],
                   "The points of the scatter.")  # fmt: skip
@@ -250,13 +268,8 @@ CAPTION_SCATTER = (
 )
 
 
-def _bootstrap(x: np.ndarray, y: np.ndarray, draws: int = 2000) -> dict:
-    random, values = np.random.default_rng(0), []
-    for _ in range(draws):
-        pick = random.integers(0, len(x), len(x))
-        if np.ptp(x[pick]) > 0 and np.ptp(y[pick]) > 0:
-            values.append(pearsonr(x[pick], y[pick]).statistic)
-    return {"low": float(np.quantile(values, 0.025)), "high": float(np.quantile(values, 0.975))}
+def _pearson(x: np.ndarray, y: np.ndarray) -> float:
+    return float(pearsonr(x, y).statistic) if np.ptp(x) > 0 and np.ptp(y) > 0 else float("nan")
 
 
 def draw_scatter(points: list[dict], numbers: dict) -> Figure:

@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lcs.bootstrap import resamples
 from lcs.conditioning import check_location, get_conditioner
 from lcs.errors import LcsError
 from lcs.experiments import GRID, Run
@@ -299,17 +300,18 @@ class LocalityTrace:
     energies: np.ndarray  # [T, P]
     influence: np.ndarray  # [T, B, K, P], eq. 10
     x0hat: np.ndarray  # [T, 3, H, W] of the first seed, in model space
+    area_draws: np.ndarray  # [R, T, P]: areas for R other sets of seeds, drawn from these with replacement
 
     def as_dict(self, pictures: bool = False) -> dict:
         """Ready for JSON; without the maps and x0hat unless `pictures`."""
-        shown = {k: v for k, v in asdict(self).items() if pictures or k not in ("maps", "x0hat")}
+        shown = {k: v for k, v in asdict(self).items() if pictures or k not in ("maps", "x0hat", "area_draws")}
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in shown.items()}
 
 
 def trace_locality(
     run: Run, model: nn.Module, conditions: Sequence | None = None, seeds: Sequence[int] = (0, 1, 2, 3),
     steps: int = DEFAULT_STEPS, record: Sequence[int] | None = None, probes: Sequence[Probe] | None = None,
-    chunk: int = CHUNK,
+    chunk: int = CHUNK, area_draws: int = 0,
 ) -> LocalityTrace:  # fmt: skip
     """Samples with Heun's method and measures at the states x_t before the steps `record` (by default 12 of them)."""
     conditioner = None if run.experiment.conditioner == "none" else get_conditioner(run.experiment.conditioner)
@@ -341,18 +343,28 @@ def trace_locality(
     x = torch.cat([part for i in record for part in states[i]])  # [T*B, 3, H, W]
     sigma = levels.repeat_interleave(b)
     labels = None if label is None else label.expand(len(x), -1)
-    maps = gradient_maps(model, x, sigma, labels, pixels, chunk).unflatten(0, (-1, b)).mean(dim=1).cpu().numpy()
+    by_seed = (
+        gradient_maps(model, x, sigma, labels, pixels, chunk).unflatten(0, (-1, b)).cpu().numpy()
+    )  # [T, B, P, ...]
+    maps = by_seed.mean(axis=1)
     influence = np.zeros((len(record), b, 0, len(pixels)), np.float32)
     if conditions:
         without = torch.from_numpy(conditioner.leave_one_out(conditions)).to(device)
         influence = conditional_influence(model, x, sigma, label, without, pixels, chunk)
         influence = influence.unflatten(0, (-1, b)).cpu().numpy()
-    squares = np.array([[smallest_square(g, at) for g, at in zip(row, pixels, strict=True)] for row in maps])
+    squares = _squares(maps, pixels)
+    drawn = [_squares(by_seed[:, picked].mean(axis=1), pixels)[..., 1] for picked in resamples(b, area_draws)]
     return LocalityTrace(
         run.name, tuple(conditions), probes, tuple(map(int, seeds)), tuple(map(int, record)), levels.cpu().numpy(),
         maps, squares[..., 0], squares[..., 1], np.square(maps, dtype=np.float64).sum(axis=(2, 3)), influence,
         x0hat=np.stack([clean[i][0][0].cpu().numpy() for i in record]),
+        area_draws=np.reshape(drawn, (-1, *squares.shape[:2])),
     )  # fmt: skip
+
+
+def _squares(maps: np.ndarray, pixels: Pixels) -> np.ndarray:
+    """[T, P, H, W] -> [T, P, 2]: side and area"""
+    return np.array([[smallest_square(g, at) for g, at in zip(row, pixels, strict=True)] for row in maps])
 
 
 def conditional_locality(trace: LocalityTrace) -> float:

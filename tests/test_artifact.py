@@ -247,7 +247,7 @@ def numbers_of(k_max, objects=3, zero=(0, 0), samples=16, median=None):
 
 
 def verdict_of(claim_id, numbers):
-    return next(v.verdict for v in judge(numbers) if v.id == claim_id)
+    return claims.judge_one(next(c for c in claims.CLAIMS if c.id == claim_id), numbers).verdict
 
 
 @pytest.mark.parametrize(("k", "verdict"), [(9, CAME_OUT), (6, CAME_OUT), (5, PARTLY), (4, PARTLY), (3, NOT), (0, NOT)])
@@ -282,18 +282,34 @@ def test_few_samples_make_no_verdict():
      ((0.09, 0.2, 0.01), 0.1, PARTLY)],
 )  # fmt: skip
 def test_pixel_locality_at_high_noise_is_judged_against_cifar(area, cifar, verdict):
-    high, _, low = area
-    found = {"area_high": high, "area_low": low, "area": area, "sigmas": [20.0, 1.0, 0.1]}
+    high, between, low = area
+    found = squares(high, low, between)
     maps = {"grid-all-m3": found, "grid-single-m3": found | {"area_high": 0.02}}
-    numbers = {"fig2": maps, "fig12": {"area_high": cifar, "area_low": 0.01}}
+    numbers = {"fig2": maps, "fig12": squares(cifar, 0.01)}
     assert verdict_of("pixels", numbers) == verdict
     wide = maps | {"grid-single-m3": found | {"area_high": 0.9}}  # the paper says it of both models
     assert verdict_of("pixels", numbers | {"fig2": wide}) == NOT
-    assert verdict_of("pixels-between", numbers) == (CAME_OUT if area[1] > 2 * high else NOT)
+    assert verdict_of("pixels-between", numbers) == (CAME_OUT if between > 2 * high else NOT)
+    few = {name: m | {"seeds": 3} for name, m in maps.items()}
+    assert verdict_of("pixels", numbers | {"fig2": few}) in (PARTLY, NOT)
+    assert verdict_of("pixels-between", numbers | {"fig2": few}) in (PARTLY, NOT)
+    unmeasured = maps | {"grid-all-m3": found | {"area_low": None}}  # no noise level that low
+    assert verdict_of("pixels", numbers | {"fig2": unmeasured}) == NOT_RUN
+
+
+def squares(high, low, between=0.0, seeds=4):
+    areas = {"area_high": high, "area_low": low, "area_between": between}
+    return {"seeds": seeds} | areas | {f"{name}_interval": (value, value) for name, value in areas.items()}
 
 
 def test_what_was_not_run_is_not_judged():
     assert {v.verdict for v in judge({})} == {NOT_RUN}
+
+
+def test_a_number_that_a_step_did_not_return_is_an_error():
+    """Only what was not run is "not run"."""
+    with pytest.raises(KeyError):
+        judge({"sdxl": {}})
 
 
 def test_zero_and_order_rules():
@@ -347,17 +363,20 @@ def test_scatter_rule_wants_enough_points():
     ("high", "low", "verdict"), [(0.6, 0.01, CAME_OUT), (0.3, 0.01, PARTLY), (0.03, 0.004, NOT), (0.6, 0.3, NOT)]
 )
 def test_locality_is_lost_only_if_most_of_the_image_matters(high, low, verdict):
-    assert verdict_of("cifar", {"fig12": {"area_high": high, "area_low": low}}) == verdict
+    assert verdict_of("cifar", {"fig12": squares(high, low)}) == verdict
+    assert verdict_of("cifar", {"fig12": squares(high, low, seeds=3)}) == (PARTLY if verdict == CAME_OUT else verdict)
 
 
 @pytest.mark.parametrize(("feature", "image", "verdict"), [(0.1, 0.6, CAME_OUT), (0.5, 0.6, PARTLY), (0.7, 0.6, NOT)])
 def test_color_feature_rule(feature, image, verdict):
-    assert verdict_of("color-features", {"fig5": {"color-m3": {"feature_space": feature, "image": image}}}) == verdict
+    found = {"feature_space": feature, "image": image, "feature_space_interval": (0, 1), "image_interval": (0, 1)}
+    assert verdict_of("color-features", {"fig5": {"color-m3": found}}) == verdict
 
 
 def test_sdxl_rules():
     """A negative correlation of success and cosine is what the claim says: entangled concepts compose badly."""
-    found = {"relation_spearman": -0.5, "relation_p": 0.01, "intervention_2_separate": 0.1,
+    found = {"relation_spearman": -0.5, "relation_p": 0.01, "relation_interval": [-0.8, -0.1],
+             "intervention_2_separate": 0.1,
              "intervention_2_separate_interval": [0.02, 0.2], "intervention_2_mask": 0.3,
              "intervention_2_mask_interval": [0.2, 0.4]}  # fmt: skip
     assert verdict_of("sdxl-relation", {"sdxl": found}) == CAME_OUT

@@ -320,7 +320,17 @@ def hand_made(influence: np.ndarray, sigmas=(10.0, 1.0)) -> LocalityTrace:
     empty = np.zeros((t, p))
     maps = np.zeros((t, p, 2, 2))
     return LocalityTrace(
-        "toy", ((0.5, 0.5),) * k, probes, (0,), tuple(range(t)), np.array(sigmas), maps, *[empty] * 3, influence, maps
+        "toy",
+        ((0.5, 0.5),) * k,
+        probes,
+        (0,),
+        tuple(range(t)),
+        np.array(sigmas),
+        maps,
+        *[empty] * 3,
+        influence,
+        maps,
+        np.zeros((0, t, p)),
     )
 
 

@@ -103,7 +103,7 @@ def test_changed_weights_are_seen():
 
 @torch.no_grad()
 def test_state_dict_holds_nothing_of_it():
-    block, x, emb, skip = make("encoder")
+    block, x, emb, _ = make("encoder")
     names, values = list(block.state_dict()), [v.clone() for v in block.state_dict().values()]
     block(x, emb)
     assert list(block.state_dict()) == names

@@ -128,8 +128,8 @@ class Vectors:
 
 
 # ---- element-wise loops ---------------------------------------------------------------------------
-# Arguments are int64: addresses, bytes from pixel to pixel (`..._pixel`), numbers of pixels and of channels, a multiple of
-# LANES. `scale` is the address of one number per channel. An output may be one of the inputs.
+# Arguments are int64: addresses, bytes from pixel to pixel (`..._pixel`), numbers of pixels and of channels, a multiple
+# of LANES. `scale` is the address of one number per channel. An output may be one of the inputs.
 
 
 def _loop(arguments: int, write):

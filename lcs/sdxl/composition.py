@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import rankdata
 
+from lcs.bootstrap import quantiles, resamples
 from lcs.counter.detector import Counter
 from lcs.evaluation import wilson
 from lcs.sdxl.captions import Thing, evaluation_prompts, held_out, held_out_wording
@@ -67,6 +68,12 @@ class PairResult:
 @dataclass(frozen=True)
 class Relation:
     pairs: tuple[PairResult, ...]
+
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the rank correlation: bootstrap over the pairs of each kind."""
+        ranks = [Relation(tuple(self.pairs[i] for i in chosen)).spearman(permutations=0)[0]
+                 for chosen in resamples([p.kind for p in self.pairs])]  # fmt: skip
+        return quantiles(ranks)
 
     def spearman(self, permutations: int = 10_000, seed: int = 0) -> tuple[float, float]:
         """Rank correlation of cosine and success within kinds of pairs, and its p-value; NaN if one is constant.

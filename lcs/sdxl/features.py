@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from lcs.bootstrap import interval, mean_of_pairs
 from lcs.errors import LcsError
 from lcs.sdxl.concepts import Composition, Concept, Subject
 from lcs.sdxl.hooks import capture_attention, capture_states, cross_attentions, group_of, transformer_blocks
@@ -81,6 +82,19 @@ class FeatureStudy:
     def ratios(self) -> np.ndarray:
         """[B]: within / between per block; NaN where the denominator is not positive."""
         return np.array([ratio(*within_between(c, self.categories)) for c in self.hidden])
+
+    def gap_interval(self, cosines: np.ndarray, than: Sequence[np.ndarray] = ()) -> tuple[float, float]:
+        """95% interval of within - between of cosines [P, P], less the largest of `than`: bootstrap over the concepts
+        of each category."""
+
+        def gap(matrix: np.ndarray, chosen: np.ndarray) -> float:
+            within, between = (mean_of_pairs(matrix, chosen, self.categories, same) for same in (True, False))
+            return within - between
+
+        def statistic(chosen: np.ndarray) -> float:
+            return gap(cosines, chosen) - max((gap(other, chosen) for other in than), default=0.0)
+
+        return interval(statistic, self.categories)
 
     def gaps(self) -> np.ndarray:
         """[B]: within - between per block: unlike the ratio it exists everywhere."""

@@ -52,12 +52,12 @@ class PixelStudy:
         mean = self.influence[:, step, :, location].mean(0)
         return dominant_words(dict(zip(self.words, mean.tolist(), strict=True)))
 
-    def profile_similarity(self) -> np.ndarray:
-        """[S]: mean over pairs of locations of the cosine between their influences of all words.
+    def profile_similarity(self, seeds: np.ndarray | None = None) -> np.ndarray:
+        """[S]: mean over pairs of locations of the cosine between their influences of all words, mean over `seeds`.
 
         1 says that every location listens to the same words: no conditional locality in pixel space.
         """
-        mean = self.influence.mean(0)  # [S, K, L]
+        mean = (self.influence if seeds is None else self.influence[seeds]).mean(0)  # [S, K, L]
         unit = mean / np.linalg.norm(mean, axis=1, keepdims=True).clip(1e-12)
         cosines = np.einsum("skl,skm->slm", unit, unit)
         pairs = np.triu_indices(len(self.cells), 1)

@@ -19,6 +19,7 @@ import torch
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
+from lcs.bootstrap import interval
 from lcs.data.files import atomic_write, write_json
 from lcs.errors import LcsError
 from lcs.sdxl import figures
@@ -200,7 +201,7 @@ def _judged(pipe: Pipe, feature: FeatureStudy, level: Effort, progress: bool, se
         "intervention": [row for c in changed for row in c.rows()],
     }
     rho, p = relation.spearman()
-    numbers = {"relation_spearman": rho, "relation_p": p}
+    numbers = {"relation_spearman": rho, "relation_p": p, "relation_interval": relation.interval()}
     for o in obey:
         numbers |= {
             f"obey_{o.objects}": o.row()["right"],
@@ -231,6 +232,10 @@ def pixel_numbers(study: PixelStudy) -> dict:
     return {
         "pixel_square_share": [float(v) for v in squares],  # high, mid, low noise
         "influence_profile_cosine": float(similarity.mean()),
+        "influence_profile_cosine_interval": interval(
+            lambda seeds: study.profile_similarity(seeds).mean(), len(study.influence)
+        ),
+        "pixel_seeds": len(study.influence),
         "influence_profile_cosine_by_noise": [float(similarity[s]) for s in study.probed],
     }
 
@@ -244,7 +249,9 @@ def layer_rows(study: FeatureStudy) -> list[dict]:
 def feature_numbers(study: FeatureStudy) -> dict:
     gaps = study.gaps()
     best = int(np.argmax(gaps))
-    rows = {row["space"]: row for row in study.table()}
+    rows, composed = {row["space"]: row for row in study.table()}, composed_rows(study)
+    down, mid, up = (study.group(name) for name in ("down", "mid", "up"))
+    own, others = (np.array([r[name] for r in composed]) for name in ("own", "others"))
     return {
         "transformer_blocks": len(study.blocks),
         "gap_down": rows["down blocks"]["gap"],
@@ -254,8 +261,11 @@ def feature_numbers(study: FeatureStudy) -> dict:
         "gap_pixel": rows["pixel"]["gap"],
         "largest_gap_block": study.blocks[best],
         "largest_gap": float(gaps[best]),
-        "composed_attention_own": float(np.mean([r["own"] for r in composed_rows(study)])),
-        "composed_attention_others": float(np.mean([r["others"] for r in composed_rows(study)])),
+        "gap_mid_over_output_interval": study.gap_interval(mid, (study.latent, study.pixel)),
+        "gap_mid_over_blocks_interval": study.gap_interval(mid, (down, up)),
+        "composed_attention_own": float(own.mean()),
+        "composed_attention_others": float(others.mean()),
+        "composed_attention_interval": interval(lambda chosen: (own - others)[chosen].mean(), len(own)),
     }
 
 

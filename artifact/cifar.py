@@ -40,6 +40,8 @@ def fig12(context: Context) -> dict:
         outline_square(grid[1, c], PROBES[0].pixel(trace.maps.shape[-1]), trace.sides[level, 0], "cyan")
         for axes in grid[:2, c]:
             axes.set_xticks([]), axes.set_yticks([])
+    grid[0, 0].set_ylabel("denoised", fontsize=9)
+    grid[1, 0].set_ylabel("gradient", fontsize=9)
     for axes in grid[2]:
         axes.remove()
     curve = figure.add_subplot(grid[0, 0].get_gridspec()[2, :])

@@ -16,6 +16,9 @@ from lcs.experiments import EXPERIMENTS, TEST_COLORS, get_run
 from lcs.features import FeatureCosines, condition_cosines
 
 
+FIG_1_PAGE = "color-m3"  # its page of samples is drawn there
+
+
 def colored(scale: str) -> list[Checkpoint]:
     return [Checkpoint(get_run("color", m, scale)) for m in EXPERIMENTS["color"].objects]
 
@@ -42,6 +45,8 @@ def fig5(context: Context) -> dict:
                    f"colours, in the order {', '.join(TEST_COLORS)}. Below: colours that were asked for and drawn, and "
                    "extra objects after the plus.")  # fmt: skip
     for name, counts in rows:
+        if name == FIG_1_PAGE:
+            continue
         context.figure(f"fig5-{name}", draw_page(counts), f"{name}: up to 8 samples (rows) for every K (columns).")
     context.figure("fig5-feature-space", draw_feature_space(matrices), CAPTION_5)
     for name, cosines in matrices:

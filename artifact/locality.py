@@ -100,8 +100,8 @@ CAPTION_2 = (
 )
 CAPTION_INFLUENCE = (
     "Influence of each of the four conditions (eq. 10) on the pixel at each location: columns are conditions, rows are "
-    "pixels (the last one at the centre, where nothing was asked for), summed over seeds and integrated over log "
-    "noise; each panel is divided by its own largest value. A local conditional score has only the diagonal."
+    "pixels (the last one at the centre, where nothing was asked for), mean over seeds, integrated over log "
+    "noise, on one scale for all models (1: the largest of them). A local conditional score has only the diagonal."
 )
 CAPTION_10 = (
     "Over the noise schedule: area of the 90% square, energy of the gradient, and how much a pixel is moved by its own "
@@ -185,10 +185,11 @@ def _picture(checkpoint: Checkpoint, t: LocalityTrace, level: int) -> np.ndarray
 def draw_influence(traces: list[tuple[Checkpoint, LocalityTrace]]) -> Figure:
     figure = new_figure(2.5 * len(traces), 3.0)
     panels = figure.subplots(1, len(traces), squeeze=False)[0]
-    for axes, (checkpoint, t) in zip(panels, traces, strict=True):
-        total = np.trapezoid(t.influence.sum(axis=1), -np.log(t.sigmas), axis=0).T  # [P, K]
-        axes.imshow(total / max(total.max(), 1e-12), cmap="viridis", vmin=0, vmax=1)
-        for (p, k), value in np.ndenumerate(total / max(total.max(), 1e-12)):
+    totals = [np.trapezoid(t.influence.mean(axis=1), -np.log(t.sigmas), axis=0).T for _, t in traces]  # each [P, K]
+    strongest = max(1e-12, *(total.max() for total in totals))  # one scale for all models
+    for axes, (checkpoint, t), total in zip(panels, traces, totals, strict=True):
+        axes.imshow(total / strongest, cmap="viridis", vmin=0, vmax=1)
+        for (p, k), value in np.ndenumerate(total / strongest):
             axes.text(
                 k, p, f"{value:.2f}", ha="center", va="center", fontsize=7, color="white" if value < 0.6 else "black"
             )

@@ -177,14 +177,16 @@ def figure_all_concepts(study: FeatureStudy) -> Figure:
     names = [c.name for c in study.concepts]
     spaces = {f"{g} blocks": study.group(g) for g in GROUPS} | {"latent": study.latent, "pixel": study.pixel}
     figure = _figure(11, 7.4)
-    *panels, spare = figure.subplots(2, 3).ravel()
+    grid = figure.subplots(2, 3)
+    panels, spare = grid.ravel()[:-1], grid[-1, -1]
     for axes, (name, cosines) in zip(panels, spaces.items(), strict=True):
         image = _matrix(axes, cosines, names, name)
         for edge in np.flatnonzero([a != b for a, b in pairwise(study.categories)]):
             axes.axhline(edge + 0.5, color="black", lw=0.6)
             axes.axvline(edge + 0.5, color="black", lw=0.6)
     spare.axis("off")
-    figure.colorbar(image, ax=spare, location="left", shrink=0.8, label="cosine")
+    bar = spare.inset_axes([0.1, 0.1, 0.06, 0.8])  # inside its panel: the others keep their columns
+    figure.colorbar(image, cax=bar, label="cosine")
     return figure
 
 

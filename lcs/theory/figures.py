@@ -44,7 +44,7 @@ def figure_lemma1(result: exact.Lemma1Result, shown: Sequence[exact.Dependencies
         image = _dependence_map(axes, np.concatenate([d.pixels, np.full((len(d.pixels), 1), np.nan), d.conditions], 1))
         n, k = len(d.pixels), d.conditions.shape[1]
         axes.set_xticks([(n - 1) / 2, *range(n + 1, n + 1 + k)], ["pixels", *range(k)])
-        axes.text(n + 1 + (k - 1) / 2, n + 0.6, "conditions", ha="center", va="top")
+        axes.set_xlabel("conditions", loc="right")  # under their numbers
         for j, block in enumerate(composition.BLOCKS):
             _outline(axes, block[0] - 0.5, block[0] - 0.5, len(block), len(block))
             _outline(axes, n + 1 + j - 0.5, block[0] - 0.5, 1, len(block))

@@ -15,7 +15,6 @@ from lcs.bootstrap import interval, mean_of_pairs
 from lcs.experiments import EXPERIMENTS, TEST_COLORS, get_run
 from lcs.features import FeatureCosines, condition_cosines
 
-
 FIG_1_PAGE = "color-m3"  # its page of samples is drawn there
 
 

@@ -7,9 +7,7 @@ of everything they depend on: weights, counter, settings and the code that sampl
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from artifact.steps import Checkpoint, Effort, Output
 from lcs import weights
 from lcs.conditioning import get_conditioner
 from lcs.counter.detector import MANIFEST_KEY, load_counter
-from lcs.data.files import atomic_write, read_json, write_json
+from lcs.data.files import atomic_write, content_hash, read_json, write_json
 from lcs.evaluation import KRow, evaluate_run, summarise, to_markdown
 from lcs.sdxl.package import MINI_ID
 
@@ -66,10 +64,6 @@ def code_hash(patterns: Sequence[str], *files: Path) -> str:
     """Hash of source files: of lcs/ by pattern, and others."""
     paths = sorted({p for pattern in patterns for p in LCS.glob(pattern)} | set(files))
     return content_hash([p.read_text() for p in paths])
-
-
-def content_hash(data) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 class Context:

@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from safetensors.numpy import load_file, save_file
 from scipy.stats import pearsonr, spearmanr
 
-from artifact.context import Context, code_hash, content_hash
+from artifact.context import Context, code_hash
 from artifact.plots import COLORS, GRAY, new_figure, outline_square
 from artifact.steps import Checkpoint, Step
 from artifact.tables import summary
 from lcs.bootstrap import interval, quantiles
-from lcs.data.files import atomic_write
+from lcs.data.files import atomic_write, content_hash
 from lcs.experiments import STAGED, TEST_LOCATIONS, get_run
 from lcs.locality import LocalityTrace, conditional_locality, default_probes, trace_locality
 from lcs.training.batches import to_rgb

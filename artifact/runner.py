@@ -18,13 +18,13 @@ import torch
 
 from artifact import claims, report
 from artifact.ahead import clock, work_ahead
-from artifact.context import COUNT_SOURCES, Context, Say, Settings, code_hash, content_hash, settings_dict
+from artifact.context import COUNT_SOURCES, Context, Say, Settings, code_hash, settings_dict
 from artifact.registry import STEPS
 from artifact.steps import EFFORTS, Checkpoint, Output, Step
 from lcs import weights
 from lcs.counter.detector import MANIFEST_KEY as COUNTER
 from lcs.counter.detector import load_counter
-from lcs.data.files import read_json, sha256_of, write_json
+from lcs.data.files import content_hash, read_json, sha256_of, write_json
 from lcs.errors import DiskFull, LcsError
 from lcs.experiments import get_scale
 from lcs.hub.pull import pull, trainer

@@ -17,6 +17,7 @@ from accelerate.state import AcceleratorState
 from tiny import QUIET, assert_same, source, state, tiny_run
 
 from lcs.data.files import read_json, write_json
+from lcs.data.shards import StreamedScenes
 from lcs.errors import LcsError
 from lcs.experiments import Recipe, with_samples
 from lcs.model.build import build_model, trained_network
@@ -167,6 +168,26 @@ def _initial_state() -> dict[str, torch.Tensor]:
     network = trained_network(build_model(tiny_run()))
     trainer.normalize_weights_(network)
     return {f"model.{name}": value for name, value in network.state_dict().items()}
+
+
+def test_two_processes_of_micro_batches_equal_one_batch(straight, tmp_path):
+    """Gradients are summed over the parts of a process without talking, then once between processes."""
+    finish(two_processes("run", "grid-single", "adam", str(tmp_path), "1000", "64", "3"))
+    assert_same(state(straight), state(tmp_path), tolerance=2e-4)
+
+
+def test_other_images_are_refused(straight, tmp_path):
+    half = replace(QUIET, stop_after_samples=32)
+    train(tiny_run(), source(), tmp_path, settings=half)
+    assert read_json(tmp_path / "run.json")["data"] == "streamed 0"
+    with pytest.raises(LcsError, match=r"other settings \(data\)"):
+        train(tiny_run(), StreamedScenes((1, 2), 32, base_seed=7), tmp_path, settings=QUIET)
+    found = read_json(tmp_path / "run.json")
+    del found["data"]  # as earlier versions wrote it
+    write_json(tmp_path / "run.json", found)
+    train(tiny_run(), source(), tmp_path, settings=QUIET)
+    assert read_json(tmp_path / "run.json")["data"] == "streamed 0"
+    assert_same(state(straight), state(tmp_path))
 
 
 def test_micro_batches_equal_one_batch(straight, tmp_path):

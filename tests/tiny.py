@@ -49,10 +49,12 @@ def assert_same(a: dict, b: dict, tolerance: float = 0.0) -> None:
             assert torch.equal(a[name], b[name]), name
 
 
-if __name__ == "__main__":  # run EXPERIMENT OPTIMIZER FOLDER CHECKPOINT_SECONDS SAMPLES, or: queue OUT
+if __name__ == "__main__":  # run EXPERIMENT OPTIMIZER FOLDER CHECKPOINT_SECONDS SAMPLES [MICRO_BATCH], or: queue OUT
     if sys.argv[1] == "run":
-        experiment, optimizer, folder, seconds, samples = sys.argv[2:]
-        settings = TrainSettings(cpu=True, checkpoint_seconds=float(seconds), progress=False)
+        experiment, optimizer, folder, seconds, samples, *micro = sys.argv[2:]
+        settings = TrainSettings(
+            cpu=True, checkpoint_seconds=float(seconds), progress=False, micro_batch=int(micro[0]) if micro else None
+        )
         train(tiny_run(experiment, optimizer=optimizer, samples=int(samples)), source(), folder, settings=settings)
     else:
         runs = [tiny_run("grid-all"), tiny_run("grid-single")]

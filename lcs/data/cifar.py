@@ -20,6 +20,7 @@ class CifarImages:
     """The 50,000 training images in memory (150 MB), with the interface of the scene datasets."""
 
     size = 32
+    identity = "CIFAR-10"
 
     def __init__(self, root: Path | None):
         from PIL import Image

@@ -50,6 +50,11 @@ def write_json(path: Path, data) -> None:
         temporary.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 
+def content_hash(data) -> str:
+    """16 hex digits that stand for a value made of dictionaries, lists, numbers and texts"""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
 def as_json(value):
     """Tuples as lists: the value as it comes back from a JSON file."""
     if isinstance(value, dict):

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from lcs.data.files import atomic_write, map_safetensors, read_json, sha256_of, write_json
+from lcs.data.files import atomic_write, content_hash, map_safetensors, read_json, sha256_of, write_json
 from lcs.errors import LcsError
 from lcs.render.fast import render
 from lcs.scenes.placement import MAX_OBJECTS, random_scene
@@ -158,6 +158,8 @@ class RenderedScenes:
         if absent:
             raise LcsError(f"{root} has no scenes with {absent} objects; it holds {manifest['counts']}")
         self.size = manifest["size"]
+        hashes = {key: digest for key, digest in manifest["sha256"].items() if int(key.split("/")[0]) in counts}
+        self.identity = f"rendered {content_hash(hashes)}"  # of these very images, wherever they lie
         self._shards, tables = [], []
         for key, digest in manifest["sha256"].items():
             count, shard = (int(v) for v in key.split("/"))
@@ -190,6 +192,7 @@ class StreamedScenes:
 
     def __init__(self, counts: tuple[int, ...], size: int, base_seed: int = 0):
         self.counts, self.size, self.base_seed = counts, size, base_seed
+        self.identity = f"streamed {base_seed}"
 
     def __len__(self) -> int:
         return 2**31

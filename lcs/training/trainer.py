@@ -88,7 +88,7 @@ def train(
     accelerator = Accelerator(cpu=settings.cpu, mixed_precision=settings.mixed_precision)
     main = accelerator.is_main_process
     if main:
-        _check_folder(folder, run, seed, _restarts(continued))
+        _check_folder(folder, run, seed, _restarts(continued), source)
         for orphan in (*folder.glob(".*.tmp"), *folder.glob("*.tmp")):  # of a killed process
             orphan.unlink(missing_ok=True)
     accelerator.wait_for_everyone()
@@ -358,9 +358,9 @@ def _restarts(weights_file: Path | None) -> list[int]:
     return [*meta.get("continued_at", []), int(meta["samples"])]
 
 
-def _check_folder(folder: Path, run: Run, seed: int, restarts: list[int]) -> None:
-    """A folder belongs to one run: refuses to continue it with other settings, except for longer."""
-    wanted, began = run_settings(run, seed), {"continued_at": restarts} if restarts else {}
+def _check_folder(folder: Path, run: Run, seed: int, restarts: list[int], source) -> None:
+    """A folder belongs to one run: refuses to continue it with other settings or images, except for longer."""
+    wanted, began = run_settings(run, seed) | {"data": source.identity}, {"continued_at": restarts} if restarts else {}
     path = folder / "run.json"
     if not path.exists():
         write_json(path, wanted | began)
@@ -372,7 +372,7 @@ def _check_folder(folder: Path, run: Run, seed: int, restarts: list[int]) -> Non
         if _annealing(folder, found["recipe"] | {"samples": run.recipe.samples}):
             raise LcsError(f"{folder} has seen too many samples to end at {run.recipe.samples}; give more --samples")
         found["recipe"]["samples"] = run.recipe.samples
-    found = {"pixels": as_json(wanted["pixels"])} | found  # not recorded by earlier versions
+    found = {"pixels": as_json(wanted["pixels"]), "data": source.identity} | found  # not recorded by earlier versions
     differs = [k for k in wanted if found.get(k) != as_json(wanted[k])]
     if differs:
         raise LcsError(f"{folder} was trained with other settings ({', '.join(differs)}); use another --out folder")

@@ -7,6 +7,8 @@ it is done. A kill in the moment between leaves the step to be drawn again, from
 
 from __future__ import annotations
 
+import inspect
+import re
 import shutil
 import sys
 import time
@@ -31,9 +33,7 @@ from lcs.hub.pull import pull, trainer
 from lcs.sampling import check_device
 from lcs.sdxl.package import MANIFEST, MINI_ID, check_files
 
-HERE = Path(__file__).parent
 STEP_FILE = "step.json"  # what a step left behind, in its folder
-ABOUT = ("claims.py", "report.py", "runner.py")  # they judge and show what steps draw, and change nothing in it
 
 
 def run_artifact(
@@ -242,8 +242,21 @@ def _key(step: Step, settings: Settings, there: list[Checkpoint], needs: list[Ch
     return content_hash([
         step.name, settings_dict(settings), [(c.key, settings.sha256(c)) for c in there], [c.key for c in needs],
         counter, sdxl if step.name == "sdxl" else None,
-        code_hash((*COUNT_SOURCES, *step.sources), *(p for p in HERE.glob("*.py") if p.name not in ABOUT)),
+        code_hash((*COUNT_SOURCES, *step.sources), *imported_here(Path(inspect.getsourcefile(step.make)))),
     ])  # fmt: skip
+
+
+def imported_here(file: Path) -> set[Path]:
+    """A file of this folder and all others of it that it imports, and they."""
+    found, new = set(), {file}
+    while new:
+        found |= new
+        lines = [
+            line for path in new for line in re.findall(r"^from artifact(?:\.| import )(.+)", path.read_text(), re.M)
+        ]
+        names = {name for line in lines for name in line.split(" import")[0].split(", ")}
+        new = {file.with_name(f"{name}.py") for name in names} - found
+    return found
 
 
 def _folder_facts(folder: Path) -> list:

@@ -1,8 +1,10 @@
 """The artifact's runner on tiny random models: caching, missing and damaged weights, kills; and the rules of claims."""
 
+import inspect
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -235,6 +237,15 @@ def test_missing_checkpoints_are_trained_if_asked_to(tmp_path, tiny, monkeypatch
     assert run_tiny(tmp_path / "out", tmp_path / "empty", "fig4", source="train")
     assert trained == ["grid-all-m1", "grid-single-local-m1"]
     assert (tmp_path / "out" / "fig4" / "fig4.png").exists()
+
+
+def test_a_step_depends_on_the_files_it_imports():
+    names = {
+        s.name: {p.name for p in runner.imported_here(Path(inspect.getsourcefile(s.make)))} for s in registry.STEPS
+    }
+    assert names["sdxl"] == {"sdxl.py", "context.py", "steps.py"}  # its minutes are not lost with a label elsewhere
+    assert {"cifar.py", "locality.py", "tables.py", "paper.py", "plots.py"} <= names["fig12"]  # through locality.py
+    assert not {"claims.py", "rules.py", "report.py", "runner.py"} & set.union(*names.values())  # they only look
 
 
 # ---- claims ---------------------------------------------------------------------------------------

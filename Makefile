@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+PARALLEL ?= -n 2 --dist loadfile
 
 .PHONY: app browser artifact test test-all lint format blender clean
 
@@ -19,10 +20,10 @@ app: $(STAMP)
 	$(PY) -m lcs app $(ARGS)
 
 test: $(STAMP) browser
-	$(PY) -m pytest
+	$(PY) -m pytest $(PARALLEL)
 
 test-all: $(STAMP) browser blender
-	$(PY) -m pytest -m "slow or not slow"
+	$(PY) -m pytest $(PARALLEL) -m "slow or not slow"
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -33,6 +33,7 @@ from lcs.hub.pull import pull, trainer
 from lcs.sampling import check_device
 from lcs.sdxl.package import MANIFEST, MINI_ID, check_files
 
+HERE = Path(__file__).parent
 STEP_FILE = "step.json"  # what a step left behind, in its folder
 
 
@@ -247,7 +248,7 @@ def _key(step: Step, settings: Settings, there: list[Checkpoint], needs: list[Ch
 
 
 def imported_here(file: Path) -> set[Path]:
-    """A file of this folder and all others of it that it imports, and they."""
+    """A file and all of this folder that it imports, and they."""
     found, new = set(), {file}
     while new:
         found |= new
@@ -255,7 +256,7 @@ def imported_here(file: Path) -> set[Path]:
             line for path in new for line in re.findall(r"^from artifact(?:\.| import )(.+)", path.read_text(), re.M)
         ]
         names = {name for line in lines for name in line.split(" import")[0].split(", ")}
-        new = {file.with_name(f"{name}.py") for name in names} - found
+        new = {HERE / f"{name}.py" for name in names} - found
     return found
 
 

@@ -46,8 +46,9 @@ def test_jobs_end_with_the_command(tmp_path, number):
     script.write_text(POOL)
     environment = os.environ | {"PYTHONPATH": str(REPO)}
     main = subprocess.Popen(
-        [sys.executable, script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+        [sys.executable, script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
+    )  # fmt: skip
     workers = [int(pid) for pid in main.stdout.readline().split()]
     assert len(workers) == 2
     time.sleep(1 if number == signal.SIGINT else 8)  # a worker that is still importing ends by itself, too

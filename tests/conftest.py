@@ -13,6 +13,14 @@ from tiny import QUIET, source, tiny_run
 from lcs.training.trainer import train
 
 
+@pytest.fixture(autouse=True)
+def threads_as_before():
+    """Which loops run depends on the number of threads: a test must not leave another one behind."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def one_thread():
     """Loops that are for one thread only are used; and small networks gain nothing from more."""

@@ -71,7 +71,7 @@ def test_capturing_changes_nothing_and_leaves_no_hook(model):
         before = model(x, 1.0, labels)
         with captured_means(model):
             inside = model(x, 1.0, labels)
-    assert torch.equal(before, inside)
+    assert torch.allclose(before, inside, atol=1e-5)  # on one thread, watched layers are run one by one: other rounding
     assert not any(m._forward_hooks for m in model.modules())
 
 

@@ -111,6 +111,19 @@ def test_state_dict_holds_nothing_of_it():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_layer_that_is_watched_is_run(register, used):
+    block, x, emb, _ = make("encoder")
+    seen = []
+    handle = getattr(block.conv_res0, register)(lambda *_: seen.append(1))
+    block(x, emb)
+    assert (len(seen), len(used)) == (1, 0)
+    handle.remove()
+    block(x, emb)
+    assert (len(seen), len(used)) == (1, 1)
+
+
+@torch.no_grad()
 def test_not_used_where_it_must_not_be(used, monkeypatch):
     block, x, emb, _ = make("encoder")
     block.train()(x, emb)

@@ -117,8 +117,11 @@ class Block(nn.Module):
 
     def _branch_fits(self, x: Tensor, skip: Tensor | None) -> bool:
         maps = [x] if skip is None else [x, skip]
-        return residual.fits(self.out_channels) and all(
-            t.is_contiguous(memory_format=torch.channels_last) for t in maps
+        watched = any(m._forward_hooks or m._forward_pre_hooks for m in self.children())  # they want to see each layer
+        return (
+            residual.fits(self.out_channels)
+            and not watched
+            and all(t.is_contiguous(memory_format=torch.channels_last) for t in maps)
         )
 
     def _branch(self, x: Tensor, skip: Tensor | None, emb: Tensor) -> Tensor:

@@ -12,10 +12,17 @@ from tiny import QUIET, source, tiny_run
 
 from lcs.training.trainer import train
 
+THREADS = torch.get_num_threads()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def all_threads():
+    """Which loops run, and how they round, depends on the number of threads: no file leaves another one to the next."""
+    torch.set_num_threads(THREADS)
+
 
 @pytest.fixture(autouse=True)
 def threads_as_before():
-    """Which loops run depends on the number of threads: a test must not leave another one behind."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

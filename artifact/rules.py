@@ -111,14 +111,9 @@ def grows_with_training(numbers: dict) -> Finding:
 
 def more_local_than(better: str, worse: str) -> Callable[[dict], Finding]:
     def rule(numbers: dict) -> Finding:
-        maps = numbers.get("fig2", {})
-        for name in (better, worse):
-            if name not in maps:
-                raise NotRun(f"fig2 of {name}")
-        a, b = maps[better], maps[worse]
+        a, b = map_of(numbers, better), map_of(numbers, worse)
         text = f"{a['conditional_locality']:.2f} against {b['conditional_locality']:.2f}"
-        enough = min(a["seeds"], b["seeds"]) >= ENOUGH_SEEDS
-        verdict = graded(enough and a["low"] > b["high"], a["conditional_locality"] > b["conditional_locality"])
+        verdict = graded(seeded(a, b) and a["low"] > b["high"], a["conditional_locality"] > b["conditional_locality"])
         return Finding(text, verdict, f"{a['low']:.2f}-{a['high']:.2f}, {b['low']:.2f}-{b['high']:.2f}")
 
     return rule

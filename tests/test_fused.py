@@ -149,6 +149,15 @@ def test_a_network_trains_and_samples_the_same(monkeypatch):
     assert torch.allclose(fast[1], plain[1], atol=1e-4)
 
 
+def test_widths_that_fill_no_vectors_take_the_plain_operations():
+    torch.manual_seed(0)
+    block, x, emb = Block(12, 12, 8, False), maps(2, 12, 4, 4).detach(), torch.randn(2, 8)
+    assert not fused.whole(x)
+    y = block(x, emb)  # on one thread, in training
+    torch.set_num_threads(2)
+    assert torch.allclose(block(x, emb), y, atol=1e-6)
+
+
 def test_where_the_loops_are_not_used():
     x = maps(2, 8, 4, 4).detach()
     assert fused.usable(x, training=True)

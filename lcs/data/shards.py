@@ -161,10 +161,8 @@ class RenderedScenes:
         hashes = {key: digest for key, digest in manifest["sha256"].items() if int(key.split("/")[0]) in counts}
         self.identity = f"rendered {content_hash(hashes)}"  # of these very images, wherever they lie
         self._shards, tables = [], []
-        for key, digest in manifest["sha256"].items():
+        for key, digest in hashes.items():
             count, shard = (int(v) for v in key.split("/"))
-            if count not in counts:
-                continue
             path = shard_path(root, count, shard)
             if verify and sha256_of(path) != digest:
                 raise LcsError(f"{path} does not match its sha256 in the manifest; render or download it again")

@@ -175,15 +175,16 @@ def test_summary_of_a_hand_made_run():
     rows = [
         row(0, 3, [Match(0, n % 4) for n in range(32)], 2),
         row(1, 3, [Match(1, n % 3) for n in range(32)], 2),
-        row(2, 3, [Match(1, 1)] * 32, 2),
+        row(2, 3, [Match(2, 3)] * 5 + [Match(2, 2)] * 27, 2),  # five of 32 with an object too many
         row(3, 3, [Match(3, 0)] * 32, 2),  # cannot rescue K = 2
+        row(4, 3, [Match(2, 0)] * 25 + [Match(4, 9)] * 7, 2),  # too seldom all four
     ]
     result = summarise(run, rows, 2, {}, 1.0)
-    assert (result.k_max, result.k_max_strict, result.k_tested) == (1, 1, 3)
+    assert (result.k_max, result.k_max_strict, result.k_max_in_place, result.k_tested) == (1, 1, 3, 4)
     assert result.label == "1 +(0-2)"
     assert result.drawn_at_0 == {"min": 0, "max": 3, "p5": 0, "p95": 3}
     table = to_markdown(summary_rows([json.loads(json.dumps(result.to_json())), {"run": "x-m2", "missing": "none"}]))
-    assert "| grid-single-m3 | 1-3 | 1 +(0-2) | 1 | 0-3 |" in table
+    assert "| grid-single-m3 | 1-3 | 1 +(0-2) | 1 | 3 | 0-3 |" in table
     assert "| x-m2 |  | missing |" in table
     part = summarise(run, rows[2:], 2, {}, 1.0)  # K = 1 was not tested: there is no K_max
     assert part.k_max is None

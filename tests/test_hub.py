@@ -44,7 +44,8 @@ REPO = repo_id(RUN)
 CHUNK = 4096
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 RESULT = {
-    "run": RUN.name, "scale": RUN.scale.name, "objects": 2, "k_max": 5, "k_max_strict": 4, "k_tested": 12,
+    "run": RUN.name, "scale": RUN.scale.name, "objects": 2, "k_max": 5, "k_max_strict": 4, "k_max_in_place": 5,
+    "k_tested": 12,
     "label": "5 +(0-1)", "drawn_at_0": {"min": 0, "max": 2, "p5": 0, "p95": 1}, "settings": {"samples": 32},
 }  # fmt: skip
 

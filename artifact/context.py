@@ -69,11 +69,20 @@ def code_hash(patterns: Sequence[str], *files: Path) -> str:
 class Context:
     """Handed to a step's `make`. Everything it saves goes into its own folder and its `Output`.
 
-    say: where it tells what it is doing; without it the step is silent, progress bars included.
+    say: where it tells what it is doing; without it the step is silent, progress bars included. parts: where a step
+    that takes minutes may keep what it has so far, until it is drawn.
     """
 
-    def __init__(self, settings: Settings, folder: Path, checkpoints: list[Checkpoint], say: Say = None):
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        checkpoints: list[Checkpoint],
+        say: Say = None,
+        parts: Path | None = None,
+    ):
         self.settings, self.effort, self.folder = settings, settings.effort, folder
+        self.parts = parts
         self.say, self.progress = say or (lambda text: None), say is not None
         self.output, self.sampled = Output(), {}
         self.checkpoints = [c for c in checkpoints if settings.root_of(c) is not None]  # those that are there

@@ -31,7 +31,7 @@ from lcs.errors import DiskFull, LcsError
 from lcs.experiments import get_scale
 from lcs.hub.pull import pull, trainer
 from lcs.sampling import check_device
-from lcs.sdxl.package import MANIFEST, MINI_ID, check_files
+from lcs.sdxl.package import MANIFEST, MINI_ID, check_files, folder_facts
 
 HERE = Path(__file__).parent
 STEP_FILE = "step.json"  # what a step left behind, in its folder
@@ -219,7 +219,7 @@ def run_step(step: Step, settings: Settings, say: Say = print) -> tuple[Output, 
         return stored, False
     start = time.monotonic()
     shutil.rmtree(partial, ignore_errors=True)
-    context = Context(settings, partial, needs, say)
+    context = Context(settings, partial, needs, say, parts=settings.out / "parts" / f"{step.name}-{key}")
     try:
         context.output.numbers = step.make(context)
         context.output.seconds = round(time.monotonic() - start, 1)
@@ -230,6 +230,8 @@ def run_step(step: Step, settings: Settings, say: Say = print) -> tuple[Output, 
             folder.rename(old)
         partial.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
+        for done_with in (settings.out / "parts").glob(f"{step.name}-*"):
+            shutil.rmtree(done_with, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return context.output, True
@@ -239,7 +241,7 @@ def _key(step: Step, settings: Settings, there: list[Checkpoint], needs: list[Ch
     """Hash of all a step depends on: its checkpoints, the counter, mini-sdxl, the settings and the code."""
     counter = weights.read_manifest(weights.WEIGHTS).get(COUNTER, {}).get("sha256")
     sdxl = weights.WEIGHTS / MINI_ID / MANIFEST  # it lists the hashes of all its files
-    sdxl = [sha256_of(sdxl) if sdxl.exists() else None, _folder_facts(Path(settings.sdxl_model))]
+    sdxl = [sha256_of(sdxl) if sdxl.exists() else None, folder_facts(settings.sdxl_model)]
     return content_hash([
         step.name, settings_dict(settings), [(c.key, settings.sha256(c)) for c in there], [c.key for c in needs],
         counter, sdxl if step.name == "sdxl" else None,
@@ -258,14 +260,6 @@ def imported_here(file: Path) -> set[Path]:
         names = {name for line in lines for name in line.split(" import")[0].split(", ")}
         new = {HERE / f"{name}.py" for name in names} - found
     return found
-
-
-def _folder_facts(folder: Path) -> list:
-    """Names, sizes and times of the files of an SDXL model that is a folder; nothing for one of the Hub."""
-    if not folder.is_dir():
-        return []
-    return sorted((p.relative_to(folder).as_posix(), p.stat().st_size, p.stat().st_mtime_ns)
-                  for p in folder.rglob("*") if p.is_file())  # fmt: skip
 
 
 def _stored(folder: Path, key: str) -> Output | None:

@@ -32,7 +32,9 @@ def sdxl(context: Context) -> dict:
     settings = context.settings
     model = settings.sdxl_model
     pipe = load_pipeline(model, settings.device, settings.sdxl_offload)  # raises if it is not shipped or damaged
-    result = run_study(model, None, context.effort.name, progress=context.progress, pipe=pipe, seed=settings.seed)
+    result = run_study(
+        model, None, context.effort.name, progress=context.progress, pipe=pipe, seed=settings.seed, parts=context.parts
+    )
     for name, figure in result["figures"].items():
         if name not in CAPTIONS:
             raise LcsError(f"the SDXL study drew {name!r}, which has no caption")

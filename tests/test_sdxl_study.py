@@ -353,6 +353,7 @@ def test_study_of_a_random_model_draws_every_figure(monkeypatch, tmp_path):
     ]  # fmt: skip
     assert result["numbers"]["transformer_blocks"] == 11
     assert (tmp_path / "sdxl-numbers.json").exists()
+    assert not (tmp_path / "parts").exists()  # kept only until all is done
     assert [row["space"] for row in study.shown(result["tables"]["spaces"])][:2] == ["down blocks", "mid blocks"]
     assert study.shown([{"a": 0.12345, "b": [1, 2], "c": None}]) == [{"a": "0.123", "b": "1, 2", "c": "None"}]
     with pytest.raises(LcsError, match="unknown effort"):

@@ -25,6 +25,7 @@ from lcs.bootstrap import interval, mean_of_pairs
 from lcs.errors import LcsError
 from lcs.sdxl.concepts import Composition, Concept, Subject
 from lcs.sdxl.hooks import capture_attention, capture_states, cross_attentions, group_of, transformer_blocks
+from lcs.sdxl.kept import kept
 from lcs.sdxl.sampling import Pipe, Step, decode, encode, initial_noise, sample
 from lcs.sdxl.words import token_index
 
@@ -117,9 +118,9 @@ def ratio(within: float, between: float) -> float:
 def _means(
     pipe: Pipe, prompt: str, tokens: Sequence[int], seeds: Sequence[int], at: Sequence[int], steps: int,
     guidance: float, size: int | None, whole: bool, batch: int,
-) -> dict:  # fmt: skip
-    """Means over seeds of one prompt: hidden states at step 0; if `whole`, attention at steps `at` (else only at the
-    first) and finished latents and pixels."""
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Means over seeds of one prompt: hidden/BLOCK at step 0 [n, C]; attention/LAYER [T, N, k], if `whole` at steps
+    `at`, else only at the first; if `whole` also output/latent, output/pixel and output/sample, the first image."""
     total: dict[str, dict] = {"hidden": {}, "attention": {}, "output": {}}
 
     def add(kind: str, name: str, part: Tensor) -> None:
@@ -151,8 +152,9 @@ def _means(
             add("output", "latent", latents.float().sum(0).cpu())
             add("output", "pixel", torch.from_numpy(images.sum(0, dtype=np.float32)))
             first = images[0] if first is None else first
-    hidden = {name: value.half() for name, value in total["hidden"].items()}
-    return {"hidden": hidden, "attention": total["attention"], "sample": first, **total["output"]}
+    arrays = {f"{kind}/{name}": value.numpy() for kind, part in total.items() for name, value in part.items()}
+    arrays |= {name: value.astype(np.float16) for name, value in arrays.items() if name.startswith("hidden/")}
+    return arrays if first is None else arrays | {"output/sample": first}
 
 
 def _square(attention: np.ndarray) -> np.ndarray:  # [N] -> [n, n]
@@ -190,8 +192,9 @@ def run_feature_study(
     compositions = subject.compositions if compositions is None else compositions
     tokenizer = pipe.tokenizer
 
-    def run(prompt: str, tokens: list[int], whole: bool) -> dict:
-        return _means(pipe, prompt, tokens, seeds, at, steps, subject.guidance, size, whole, batch)
+    def run(prompt: str, tokens: list[int], whole: bool) -> dict[str, np.ndarray]:
+        facts = ["features", prompt, tokens, list(seeds), at, steps, subject.guidance, size, whole]
+        return kept(facts, lambda: _means(pipe, prompt, tokens, seeds, at, steps, subject.guidance, size, whole, batch))
 
     own, inside = find_tokens(tokenizer, subject, compositions)
     jobs = 1 + len(subject.concepts) + len(compositions)
@@ -203,12 +206,12 @@ def run_feature_study(
         found.append(run(concept.prompt, [token], True))
         bar.update()
 
-    def differences(get: Callable[[dict], Tensor | np.ndarray]) -> np.ndarray:
+    def differences(get: Callable[[dict], np.ndarray]) -> np.ndarray:
         base = np.asarray(get(empty), np.float32)
         return np.stack([(np.asarray(get(f), np.float32) - base).ravel() for f in found])
 
-    hidden = np.stack([cosine_matrix(differences(lambda f, b=b: f["hidden"][b])) for b in blocks])
-    maps = {a: differences(lambda f, a=a: f["attention"][a][..., 0]).reshape(len(found), len(at), -1) for a in attns}
+    hidden = np.stack([cosine_matrix(differences(lambda f, b=b: f[f"hidden/{b}"])) for b in blocks])
+    maps = {a: differences(lambda f, a=a: f[f"attention/{a}"][..., 0]).reshape(len(found), len(at), -1) for a in attns}
     attention = np.stack([[cosine_matrix(maps[a][:, t]) for a in attns] for t in range(len(at))])
     composed: dict[str, np.ndarray] = {}
     for composition, tokens in zip(compositions, inside, strict=True):
@@ -218,12 +221,13 @@ def run_feature_study(
         for k, member in enumerate(members):
             columns = []
             for a in attns:
-                here = (result["attention"][a][0, :, k] - empty["attention"][a][0, :, 0]).numpy().ravel()
+                here = (result[f"attention/{a}"][0, :, k] - empty[f"attention/{a}"][0, :, 0]).ravel()
                 columns.append(cosine_matrix(np.concatenate([here[None], maps[a][:, 0]]))[0, 1:])
             composed[f"{composition.name}: {member.name}"] = np.stack(columns, 1)  # [P, A]
     bar.close()
-    squares = [np.stack([_square(f["attention"][a][0, :, 0].numpy()) for f in found]) for a in attns]
+    squares = [np.stack([_square(f[f"attention/{a}"][0, :, 0]) for f in found]) for a in attns]
     return FeatureStudy(
-        subject.concepts, blocks, hidden, attention, at, cosine_matrix(differences(lambda f: f["latent"])),
-        cosine_matrix(differences(lambda f: f["pixel"])), squares, composed, np.stack([f["sample"] for f in found]),
+        subject.concepts, blocks, hidden, attention, at, cosine_matrix(differences(lambda f: f["output/latent"])),
+        cosine_matrix(differences(lambda f: f["output/pixel"])), squares, composed,
+        np.stack([f["output/sample"] for f in found]),
     )  # fmt: skip

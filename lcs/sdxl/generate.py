@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import numpy as np
 
 from lcs.errors import LcsError
+from lcs.sdxl.kept import kept
 from lcs.sdxl.regions import Region, plan_regions, restricted, stack_plans
 from lcs.sdxl.sampling import Pipe, decode, encode, initial_noise, sample
 
@@ -64,13 +65,17 @@ def generate_many(
         raise LcsError(f"need one seed per prompt, got {len(prompts)} prompts and {len(seeds)} seeds")
     images = []
     for at in range(0, len(prompts), batch):
-        chunk, noise = list(prompts[at : at + batch]), initial_noise(pipe, seeds[at : at + batch])
-        cond, around = encode(pipe, chunk), nullcontext()
-        if regions is not None:
-            plan = stack_plans([plan_regions(pipe, prompt, mode=regions) for prompt in chunk])
-            cond, around = plan.cond, restricted(pipe, plan)
-        with around:
-            images.append(decode(pipe, sample(pipe, cond, noise, steps, guidance)))
+        chunk, numbers = list(prompts[at : at + batch]), list(seeds[at : at + batch])
+
+        def draw(chunk=chunk, numbers=numbers) -> dict[str, np.ndarray]:
+            cond, around = encode(pipe, chunk), nullcontext()
+            if regions is not None:
+                plan = stack_plans([plan_regions(pipe, prompt, mode=regions) for prompt in chunk])
+                cond, around = plan.cond, restricted(pipe, plan)
+            with around:
+                return {"images": decode(pipe, sample(pipe, cond, initial_noise(pipe, numbers), steps, guidance))}
+
+        images.append(kept(["images", chunk, numbers, steps, guidance, regions], draw)["images"])
         if done is not None:
             done(len(chunk))
     return np.concatenate(images)

@@ -36,6 +36,15 @@ WORKING = 1.3  # memory for activations, as a factor
 OFFLOAD = "keep only the part at work on the GPU (`lcs sdxl --offload`, `lcs artifact --sdxl-offload`)"
 
 
+def folder_facts(model_id: str) -> list:
+    """Names, sizes and times of the files of a model that is a folder; nothing for another."""
+    folder = Path(model_id)
+    if not folder.is_dir():
+        return []
+    return sorted((p.relative_to(folder).as_posix(), p.stat().st_size, p.stat().st_mtime_ns)
+                  for p in folder.rglob("*") if p.is_file())  # fmt: skip
+
+
 # ---- mini-sdxl --------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from lcs.errors import LcsError
 from lcs.locality import smallest_square
+from lcs.sdxl.kept import kept
 from lcs.sdxl.sampling import Conditioning, Pipe, Step, decode, denoised, encode, initial_noise, sample
 from lcs.sdxl.words import content_words, dominant_words, without
 
@@ -168,36 +169,43 @@ def run_pixel_study(
     measured = sorted({*range(0, steps, every), *probed})
     side = initial_noise(pipe, [0], size).shape[-1]
     cells = tuple(cell_of(location, side) for location in locations)
-    gradients = np.zeros((len(probed), len(cells), side, side))
-    maps = np.zeros((len(probed), len(words), side, side))
-    influence = np.zeros((len(seeds), len(measured), len(words), len(cells)))
-    sigmas, images = np.zeros(len(measured)), []
     bar = tqdm(total=len(seeds) * len(measured), disable=not progress, desc="pixel space", unit="step")
+    parts = []
     for first in range(0, len(seeds), batch):
         chosen = list(seeds[first : first + batch])
-        rows = slice(first, first + len(chosen))
-        conds = cond.repeat(len(chosen))
 
-        def look(step: Step, rows=rows, conds=conds) -> None:
-            if step.index not in measured:
-                return
-            s = measured.index(step.index)
-            sigmas[s] = step.sigma
-            now = influence_maps(pipe, step.x, step.timestep, step.sigma, cond, ablated, 8 * batch if batch > 1 else 2)
-            now = now.numpy()  # [B, K, h, w]
-            influence[rows, s] = np.stack([now[:, :, r, c] for r, c in cells], -1)
-            if step.index in probed:
-                p = probed.index(step.index)
-                maps[p] += now.sum(0) / len(seeds)
-                g = gradient_maps(pipe, step.x, step.timestep, step.sigma, conds, cells)
-                gradients[p] += g.sum(0).numpy() / len(seeds)
-            bar.update(len(conds))
+        def measure(chosen=chosen) -> dict[str, np.ndarray]:
+            """Of some seeds: sums of gradients and maps, influence of each, their images."""
+            gradients = np.zeros((len(probed), len(cells), side, side))
+            maps = np.zeros((len(probed), len(words), side, side))
+            influence = np.zeros((len(chosen), len(measured), len(words), len(cells)))
+            sigmas, conds = np.zeros(len(measured)), cond.repeat(len(chosen))
 
-        latents = sample(pipe, conds, initial_noise(pipe, chosen, size), steps, guidance, look)
-        images.append(decode(pipe, latents))
+            def look(step: Step) -> None:
+                if step.index not in measured:
+                    return
+                s = measured.index(step.index)
+                sigmas[s] = step.sigma
+                chunk = 8 * batch if batch > 1 else 2
+                now = influence_maps(pipe, step.x, step.timestep, step.sigma, cond, ablated, chunk)
+                now = now.numpy()  # [B, K, h, w]
+                influence[:, s] = np.stack([now[:, :, r, c] for r, c in cells], -1)
+                if step.index in probed:
+                    p = probed.index(step.index)
+                    maps[p] = now.sum(0)
+                    gradients[p] = gradient_maps(pipe, step.x, step.timestep, step.sigma, conds, cells).sum(0).numpy()
+                bar.update(len(chosen))
+
+            latents = sample(pipe, conds, initial_noise(pipe, chosen, size), steps, guidance, look)
+            return {"sigmas": sigmas, "gradients": gradients, "maps": maps, "influence": influence,
+                    "images": decode(pipe, latents)}  # fmt: skip
+
+        parts.append(kept(["pixel", prompt, locations, chosen, steps, guidance, size, every], measure))
+        bar.update(min(first + batch, len(seeds)) * len(measured) - bar.n)  # of a part that was there already
     bar.close()
     return PixelStudy(
-        prompt, tuple(w.label for w in words), tuple(m + 1 for m in measured), sigmas,
-        tuple(measured.index(p) for p in probed), cells,
-        np.concatenate(images), gradients, influence, maps,
+        prompt, tuple(w.label for w in words), tuple(m + 1 for m in measured), parts[0]["sigmas"],
+        tuple(measured.index(p) for p in probed), cells, np.concatenate([part["images"] for part in parts]),
+        sum(part["gradients"] for part in parts) / len(seeds), np.concatenate([part["influence"] for part in parts]),
+        sum(part["maps"] for part in parts) / len(seeds),
     )  # fmt: skip

@@ -10,6 +10,7 @@ relation to composition success, the intervention's gain) is left out, because i
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from lcs.bootstrap import interval
-from lcs.data.files import atomic_write, write_json
+from lcs.data.files import atomic_write, content_hash, sha256_of, write_json
 from lcs.errors import LcsError
 from lcs.sdxl import figures
 from lcs.sdxl.composition import PAIRS, measure_intervention, relate
@@ -29,9 +30,11 @@ from lcs.sdxl.features import FeatureStudy, find_tokens, run_feature_study
 from lcs.sdxl.generate import generate_many
 from lcs.sdxl.hooks import group_of
 from lcs.sdxl.judge import measure_obedience
-from lcs.sdxl.package import MINI_ID, OFFLOAD, load_pipeline, subject_of
+from lcs.sdxl.kept import keeping
+from lcs.sdxl.package import MANIFEST, MINI_ID, OFFLOAD, folder_facts, load_pipeline, subject_of
 from lcs.sdxl.pixel import PixelStudy, run_pixel_study
 from lcs.sdxl.sampling import Pipe
+from lcs.weights import WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,14 @@ def run_study(
     subject: Subject | None = None,
     seed: int = 0,
     device: str | None = None,
+    parts: Path | None = None,
 ) -> dict:
     """{"figures": {name: [png, pdf]}, "tables": {name: rows}, "numbers": {name: value}}.
 
     Without `out` the figures are returned as matplotlib figures and nothing is written; with it they are files, written
     part by part as they are done, beside sdxl-numbers.json, sdxl-tables.json and the arrays behind the figures. Seeds
-    count from `seed`.
+    count from `seed`. `parts` is where batches are kept until all is done, so that the same call goes on after a kill;
+    its name must stand for model, code and device. Without it that is a folder in `out`.
     """
     if effort not in EFFORTS:
         raise LcsError(f"unknown effort {effort!r}; choose from {', '.join(EFFORTS)}")
@@ -78,19 +83,32 @@ def run_study(
     subject = subject_of(model_id, pipe) if subject is None else subject
     find_tokens(pipe.tokenizer, subject, subject.compositions)
     result: dict = {"figures": {}, "tables": {}, "numbers": {"model": model_id, "effort": effort}}
+    if parts is None and out is not None:
+        parts = Path(out) / "parts" / _identity(model_id, pipe)
     try:
-        for drawn, tables, numbers, arrays in _parts(pipe, subject, EFFORTS[effort], progress, seed):
-            if out is not None:
-                drawn = {name: figures.save(figure, Path(out), f"sdxl-{name}") for name, figure in drawn.items()}
-            for kind, part in (("figures", drawn), ("tables", tables), ("numbers", numbers)):
-                result[kind] |= part
-            if out is not None:
-                _write(Path(out), result, arrays)
+        with keeping(parts):
+            for drawn, tables, numbers, arrays in _parts(pipe, subject, EFFORTS[effort], progress, seed):
+                if out is not None:
+                    drawn = {name: figures.save(figure, Path(out), f"sdxl-{name}") for name, figure in drawn.items()}
+                for kind, part in (("figures", drawn), ("tables", tables), ("numbers", numbers)):
+                    result[kind] |= part
+                if out is not None:
+                    _write(Path(out), result, arrays)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
         raise LcsError(f"{model_id} ran out of memory; {OFFLOAD}, or give --effort quick") from None
+    if out is not None:
+        shutil.rmtree(Path(out) / "parts", ignore_errors=True)
     return result
+
+
+def _identity(model_id: str, pipe: Pipe) -> str:
+    """What the results depend on besides the settings: the model, the device and the code of this folder."""
+    shipped = WEIGHTS / MINI_ID / MANIFEST  # it lists the hashes of all its files
+    code = [sha256_of(path) for path in sorted(Path(__file__).parent.glob("*.py"))]
+    facts = folder_facts(model_id), shipped.exists() and sha256_of(shipped)
+    return content_hash([model_id, facts, str(pipe.device), str(pipe.unet.dtype), code])
 
 
 def _check_folder(out: Path) -> None:

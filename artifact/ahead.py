@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-import torch
 from tqdm import tqdm
 
 from artifact import locality
 from artifact.context import Context, Settings
 from artifact.steps import Checkpoint, Step
 from lcs.errors import DiskFull
+from lcs.threads import use_threads
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def ending_with_us(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
 
 def _begin(parent: int) -> None:
     """In a worker: one thread; it ends when the main process is gone, however that ended (`kill -9` too)."""
-    torch.set_num_threads(1)
+    use_threads(1)
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -99,13 +99,12 @@ def train(
         if value is not None and value < least:
             raise LcsError(f"--{name} {value} is not possible; at least {least}")
     runs = [with_samples(run, samples) if samples else run for run in runs]
-    import torch  # after the checks: it takes seconds
-
+    from lcs.threads import use_threads  # after the checks: torch takes seconds
     from lcs.training.queue import train_all
     from lcs.training.trainer import TrainSettings
 
     if threads:
-        torch.set_num_threads(threads)
+        use_threads(threads)
     settings = TrainSettings(micro_batch, mixed_precision, cpu, checkpoint_seconds, stop_after)
     train_all(runs, data, out, seed, settings, ship, cifar, keep_going=all_, from_shipped=from_shipped)
 

@@ -48,7 +48,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import nn
 from tqdm import tqdm
 
@@ -60,6 +59,7 @@ from lcs.errors import LcsError
 from lcs.experiments import TEST_COLORS, TEST_LOCATIONS, Run, get_experiment, paper_runs
 from lcs.sampling import DEFAULT_STEPS, sample_rgb
 from lcs.scenes import world
+from lcs.threads import use_threads
 
 SAMPLES = 32  # per K
 TOLERANCE_CELLS = 1.5
@@ -393,7 +393,7 @@ def evaluate_all(
 def _shared(run: Run, stage: str, root: Path, ks: Sequence[int], options: tuple, workers: int, progress: bool):
     """`evaluate_run` with the K handed out to processes of one thread each: twice as fast as as many threads."""
     began = time.monotonic()
-    with ProcessPoolExecutor(min(workers, len(ks)), get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with ProcessPoolExecutor(min(workers, len(ks)), get_context("spawn"), use_threads, (1,)) as pool:
         jobs = [pool.submit(_one_k, run, stage, root, k, options) for k in ks]
         for job in tqdm(as_completed(jobs), total=len(jobs), unit="K", disable=not progress, desc=run.name):
             job.result()

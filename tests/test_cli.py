@@ -120,3 +120,20 @@ def test_an_artifact_that_lacks_something_exits_with_1(monkeypatch):
             with pytest.raises(SystemExit) as stopped:
                 main()
             assert stopped.value.code == code
+
+
+def test_threads_are_those_of_the_renderer_too(monkeypatch, tmp_path):
+    import numba
+    import torch
+
+    seen, before = [], numba.get_num_threads()
+    monkeypatch.setattr(
+        "lcs.training.queue.train_all",
+        lambda *args, **kwargs: seen.append((torch.get_num_threads(), numba.get_num_threads())),
+    )
+    monkeypatch.setattr(sys, "argv", ["lcs", "train", "grid-all", "--threads", "1", "--out", str(tmp_path)])
+    try:
+        main()
+    finally:
+        numba.set_num_threads(before)
+    assert seen == [(1, 1)]

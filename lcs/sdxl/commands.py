@@ -42,13 +42,12 @@ def sdxl_command(
     if effort not in EFFORTS:
         raise LcsError(f"unknown effort {effort!r}; choose from {', '.join(EFFORTS)}")
     _at_least_zero(threads=threads, seed=seed)
-    import torch
-
     from lcs.evaluation import to_markdown
     from lcs.sdxl.study import plain, run_study, shown
+    from lcs.threads import use_threads
 
     if threads:
-        torch.set_num_threads(threads)
+        use_threads(threads)
     result = run_study(model, out, effort, offload, seed=seed, device=device)
     for name, rows in result["tables"].items():
         print(f"\n{name}\n{to_markdown(shown(rows))}")
@@ -83,16 +82,15 @@ def train_command(
     for name, value in (("samples", samples), ("stop-after", stop_after)):
         if value is not None and value < 1:
             raise LcsError(f"--{name} {value} is not possible; at least 1")
-    import torch
-
     from lcs.data.files import read_json
     from lcs.sdxl.build import MiniSettings
     from lcs.sdxl.package import MANIFEST, MINI_ID, load_pipeline
     from lcs.sdxl.training import train_mini
+    from lcs.threads import use_threads
     from lcs.weights import WEIGHTS
 
     if threads:
-        torch.set_num_threads(threads)
+        use_threads(threads)
     settings = replace(MiniSettings(), seed=seed)
     if samples is not None:
         settings = replace(settings, samples=samples)

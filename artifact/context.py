@@ -23,13 +23,14 @@ from lcs import weights
 from lcs.conditioning import get_conditioner
 from lcs.counter.detector import MANIFEST_KEY, load_counter
 from lcs.data.files import atomic_write, content_hash, read_json, write_json
-from lcs.evaluation import KRow, evaluate_run, summarise, to_markdown
+from lcs.evaluation import evaluate_run, to_markdown
+from lcs.rule import KRow, summarise
 from lcs.sdxl.package import MINI_ID
 
 LCS = Path(weights.__file__).parent
-COUNT_SOURCES = ("evaluation.py", "experiments.py", "sampling.py", "conditioning.py", "diffusion/samplers.py",
-                 "model/*.py", "training/batches.py", "counter/data.py", "counter/detector.py", "counter/matching.py",
-                 "scenes/world.py", "rng.py", "weights.py")  # fmt: skip
+COUNT_SOURCES = ("evaluation.py", "rule.py", "experiments.py", "sampling.py", "conditioning.py", "rng.py", "weights.py",
+                 "diffusion/samplers.py", "model/*.py", "training/batches.py", "counter/data.py", "counter/detector.py",
+                 "counter/matching.py", "scenes/world.py")  # fmt: skip
 Say = Callable[[str], None] | None
 SHOWN = 8  # images per K that are kept beside the counts
 

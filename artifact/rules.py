@@ -48,6 +48,12 @@ def k_max(run: str) -> Callable[[dict], dict]:
     return look
 
 
+def reached(found: dict) -> str:
+    """K_max as the paper prints it; where extras alone keep it lower, also what it is without judging them."""
+    more = found["in_place_only"]
+    return f"K_max {found['label']}" + (f"; {more} in place" if more != found["k_max"] else "")
+
+
 def reaches(run: str, wanted: int, partly: int) -> Callable[[dict], Finding]:
     """K_max of at least `wanted` on enough samples; partly from `partly` on. Where that is beyond training, it also has
     to be more likely than not: the median of the rule under the samples' posterior is beyond training, too."""
@@ -57,7 +63,7 @@ def reaches(run: str, wanted: int, partly: int) -> Callable[[dict], Finding]:
         likely = wanted <= found["objects"] or found["median"] > found["objects"]
         enough = likely and found["samples"] >= ENOUGH_SAMPLES
         verdict = graded(found["k_max"] >= wanted and enough, found["k_max"] >= partly)
-        return Finding(f"K_max {found['label']}", verdict, f"{found['low']}-{found['high']}")
+        return Finding(reached(found), verdict, f"{found['low']}-{found['high']}")
 
     return rule
 
@@ -70,7 +76,7 @@ def stays_below(run: str, most: int, partly: int) -> Callable[[dict], Finding]:
         found = k_max(run)(numbers)
         enough = found["samples"] >= ENOUGH_SAMPLES
         verdict = graded(1 <= found["k_max"] <= most and enough, found["k_max"] <= partly)
-        return Finding(f"K_max {found['label']}", verdict, f"{found['low']}-{found['high']}")
+        return Finding(reached(found), verdict, f"{found['low']}-{found['high']}")
 
     return rule
 

@@ -10,8 +10,8 @@ from artifact import paper
 from artifact.context import Context
 from artifact.plots import COLORS, new_figure
 from artifact.steps import Checkpoint, Step
-from lcs.evaluation import KRow, k_max_interval
 from lcs.experiments import paper_runs
+from lcs.rule import KRow, k_max_interval
 
 TABLE_1 = ("grid-all", "grid-single", "grid-single-local", "color", "list-all", "list-all-local")
 NOT_SHIPPED = "not shipped"

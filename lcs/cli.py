@@ -139,6 +139,7 @@ def evaluate(
     experiments: Annotated[list[str] | None, typer.Argument(help="Names, e.g. grid-all; none with --all.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every shipped run of the paper.")] = False,
     scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
+    objects: Annotated[int | None, typer.Option(help="Only what was trained on scenes with 1..M objects.")] = None,
     samples: Annotated[int, typer.Option(help="Images per K.")] = 32,
     k: Annotated[str | None, typer.Option(help="Only these K: a number or a range such as 0-6.")] = None,
     steps: Annotated[int, typer.Option(help="Sampling steps.")] = 20,
@@ -169,7 +170,7 @@ def evaluate(
     ks = None if k is None else parse_counts(k, "--k")
     check_device(device)
     results = evaluate_all(
-        scale, None if all_ else experiments, samples, ks, steps, solver, seed, stage, device=device,
+        scale, None if all_ else experiments, samples, ks, steps, solver, seed, stage, device=device, objects=objects,
         workers=os.cpu_count() or 1, on_result=lambda r: print(to_markdown(summary_rows([r])).splitlines()[-1]),
     )  # fmt: skip
     print(to_markdown(summary_rows(results)))

@@ -21,9 +21,9 @@ from lcs.app.sampling import Request, Sampled, as_data, caption, draw_samples, m
 from lcs.conditioning import get_conditioner
 from lcs.counter.detector import Detections
 from lcs.errors import LcsError
-from lcs.evaluation import match, match_colors
 from lcs.experiments import TEST_LOCATIONS
 from lcs.locality import Probe, trace_locality
+from lcs.rule import match, match_colors
 from lcs.sampling import sample_rgb
 from lcs.scenes import world
 

@@ -253,7 +253,7 @@ def test_a_step_depends_on_the_files_it_imports():
 
 def numbers_of(k_max, objects=3, zero=(0, 0), samples=16, median=None):
     return {"k_max": k_max, "low": k_max - 1, "median": k_max if median is None else median, "high": k_max + 1,
-            "label": str(k_max), "objects": objects, "samples": samples,
+            "label": str(k_max), "in_place_only": k_max + 1, "objects": objects, "samples": samples,
             "drawn_at_0": {"p5": zero[0], "p95": zero[1]}, "mean_at_0": [0.0, 0.2]}  # fmt: skip
 
 
@@ -280,6 +280,13 @@ def test_reaching_by_luck_is_only_partly():
 def test_drop_one_may_stay_at_its_training():
     assert verdict_of("drop-one", {"table2": {"grid-drop-one-m3": numbers_of(3)}}) == CAME_OUT
     assert verdict_of("drop-one", {"table2": {"grid-drop-one-m3": numbers_of(0)}}) == NOT
+
+
+def test_what_is_in_place_is_said_where_extras_keep_k_max_lower():
+    found, claim = numbers_of(3), next(c for c in claims.CLAIMS if c.id == "local")
+    assert claims.judge_one(claim, {"table1": {"grid-single-local-m3": found}}).ours == "K_max 3; 4 in place"
+    found["in_place_only"] = 3
+    assert claims.judge_one(claim, {"table1": {"grid-single-local-m3": found}}).ours == "K_max 3"
 
 
 def test_few_samples_make_no_verdict():

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 from tiny import tiny_run
 
-from lcs import evaluation, weights
+from lcs import evaluation, rule, weights
 from lcs.counter.data import render_split
 from lcs.counter.detector import Counter, Detector, Thresholds
 from lcs.counter.matching import pairs_within
 from lcs.errors import LcsError
-from lcs.evaluation import (
+from lcs.evaluation import evaluate_all, evaluate_run, summary_rows, to_markdown
+from lcs.experiments import EXPERIMENTS, TEST_LOCATIONS, get_run
+from lcs.model.build import build_model
+from lcs.rule import (
     KRow,
     Match,
-    evaluate_all,
-    evaluate_run,
     k_max,
     k_max_interval,
     make_row,
@@ -26,12 +27,8 @@ from lcs.evaluation import (
     spread,
     success,
     summarise,
-    summary_rows,
-    to_markdown,
     wilson,
 )  # fmt: skip
-from lcs.experiments import EXPERIMENTS, TEST_LOCATIONS, get_run
-from lcs.model.build import build_model
 
 # ---- matching -------------------------------------------------------------------------------------
 
@@ -87,7 +84,7 @@ def test_tolerance_keeps_test_locations_apart():
     points = np.array(TEST_LOCATIONS)
     nearest = min(np.linalg.norm(points[i] - points[j]) for i in range(12) for j in range(i)) * 16
     assert nearest == pytest.approx(0.1 * sqrt(2) * 16)
-    assert nearest > evaluation.TOLERANCE_CELLS
+    assert nearest > rule.TOLERANCE_CELLS
 
 
 def test_colors_are_a_multiset():
@@ -192,14 +189,14 @@ def test_summary_of_a_hand_made_run():
 
 
 def test_extras_are_as_many_as_training_leaves_out():
-    assert evaluation.allowed_extras(get_run("grid-all", 3, "mini")) == 0
-    assert evaluation.allowed_extras(get_run("grid-single", 3, "mini")) == 2
-    assert evaluation.allowed_extras(get_run("grid-single-local", 1, "mini")) == 0
-    assert evaluation.allowed_extras(get_run("grid-drop-one", 6, "mini")) == 1
+    assert rule.allowed_extras(get_run("grid-all", 3, "mini")) == 0
+    assert rule.allowed_extras(get_run("grid-single", 3, "mini")) == 2
+    assert rule.allowed_extras(get_run("grid-single-local", 1, "mini")) == 0
+    assert rule.allowed_extras(get_run("grid-drop-one", 6, "mini")) == 1
 
 
 def test_every_conditioner_says_whether_it_labels_all():
-    assert {e.conditioner for e in EXPERIMENTS.values()} - {"none"} == set(evaluation.LABELS_ALL)
+    assert {e.conditioner for e in EXPERIMENTS.values()} - {"none"} == set(rule.LABELS_ALL)
 
 
 class Oracle(Counter):
@@ -259,6 +256,10 @@ def test_evaluate_all_names_missing_weights(monkeypatch, tmp_path):
     results = evaluate_all("mini", ["grid-all", "list-all"], root=tmp_path, progress=False)
     assert {r["run"] for r in results} == {f"grid-all-m{m}" for m in range(1, 7)} | {"list-all-m3"}
     assert all("missing" in r for r in results)
+    few = evaluate_all("mini", ["grid-all", "grid-single-local"], root=tmp_path, progress=False, objects=1)
+    assert {r["run"] for r in few} == {"grid-all-m1", "grid-single-local-m1"}
+    with pytest.raises(LcsError, match="no such run on 1..2 objects"):
+        evaluate_all("mini", ["list-all"], root=tmp_path, objects=2)
     with pytest.raises(LcsError, match="unknown experiment"):
         evaluate_all("mini", ["grid-none"], root=tmp_path)
 

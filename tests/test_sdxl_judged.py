@@ -7,7 +7,7 @@ import pytest
 
 from lcs.counter import detector
 from lcs.counter.detector import Detections
-from lcs.evaluation import wilson
+from lcs.rule import wilson
 from lcs.scenes import world
 from lcs.sdxl import composition, figures, judge, study
 from lcs.sdxl.captions import evaluation_prompts, held_out, held_out_wording

@@ -21,7 +21,7 @@ from sdxl_tiny import tiny_pipeline
 from lcs import cli
 from lcs.counter.detector import Detections
 from lcs.errors import LcsError
-from lcs.evaluation import wilson
+from lcs.rule import wilson
 from lcs.scenes import world
 from lcs.sdxl import composition, concepts, facts, hooks, package, study
 from lcs.sdxl.captions import Thing

@@ -24,9 +24,9 @@ from lcs import weights
 from lcs.counter.detector import MANIFEST_KEY, Counter, load_counter
 from lcs.data.files import read_json
 from lcs.errors import LcsError
-from lcs.evaluation import LABELS_ALL
 from lcs.experiments import EXPERIMENTS, Run, get_run, get_scale
 from lcs.model.build import trained_network
+from lcs.rule import LABELS_ALL
 
 try:  # Hugging Face's ZeroGPU; elsewhere the decorator does nothing
     import spaces

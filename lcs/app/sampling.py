@@ -16,8 +16,8 @@ from lcs.conditioning import get_conditioner
 from lcs.counter.detector import Detections
 from lcs.counter.matching import pairs_within
 from lcs.errors import LcsError
-from lcs.evaluation import LABELS_ALL, TOLERANCE_CELLS, allowed_extras
 from lcs.experiments import Run
+from lcs.rule import LABELS_ALL, TOLERANCE_CELLS, allowed_extras
 from lcs.sampling import sample
 from lcs.scenes import world
 from lcs.training.batches import to_rgb

@@ -16,7 +16,7 @@ from scipy.stats import rankdata
 
 from lcs.bootstrap import quantiles, resamples
 from lcs.counter.detector import Counter
-from lcs.evaluation import wilson
+from lcs.rule import wilson
 from lcs.sdxl.captions import Thing, evaluation_prompts, held_out, held_out_wording
 from lcs.sdxl.features import FeatureStudy
 from lcs.sdxl.generate import GUIDANCE, STEPS, generate_many

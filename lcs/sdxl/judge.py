@@ -15,7 +15,7 @@ import numpy as np
 
 from lcs.counter.detector import Counter, Detections
 from lcs.errors import LcsError
-from lcs.evaluation import wilson
+from lcs.rule import wilson
 from lcs.scenes import world
 from lcs.sdxl.captions import Thing, evaluation_prompts, place_of
 from lcs.sdxl.generate import GUIDANCE, STEPS, generate_many

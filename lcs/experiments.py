@@ -103,6 +103,7 @@ class Scale:
     recipe: Recipe
     local_recipe: Recipe
     labelled_recipe: Recipe | None = None  # of standard models with labels, if not `recipe`
+    color_recipe: Recipe | None = None  # of those told colours, if not that
     local_radius: int = 2  # k: a patch is (2k+1)^2 cells
     list_slots: int = 12
     sigma_data: float = 0.5
@@ -110,6 +111,22 @@ class Scale:
     pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     pixel_std: tuple[float, float, float] = (0.25, 0.25, 0.25)  # with sigma_data 0.5: rgb / 127.5 - 1
 
+
+MINI_LABELLED = Recipe(
+    optimizer="muon",
+    batch=32,
+    samples=160_000,
+    lr=0.02,
+    lr_decay_batches=500,
+    lr_rampup_samples=3_000,
+    lr_anneal=0.375,  # from 100,000 samples on
+    anneal_average=True,
+    p_mean=0.8,
+    p_std=1.6,
+    high_noise_samples=30_000,
+    # Averaged over a third of training, grid-all follows more locations than it saw; narrower, it did not.
+    ema_stds=(0.15, 0.05),
+)
 
 SCALES = {
     s.name: s
@@ -149,21 +166,9 @@ SCALES = {
                 p_mean=-0.4,
                 p_std=1.4,
             ),
-            labelled_recipe=Recipe(
-                optimizer="muon",
-                batch=32,
-                samples=160_000,
-                lr=0.02,
-                lr_decay_batches=500,
-                lr_rampup_samples=3_000,
-                lr_anneal=0.375,  # from 100,000 samples on
-                anneal_average=True,
-                p_mean=0.8,
-                p_std=1.6,
-                high_noise_samples=30_000,
-                # Averaged over a third of training, grid-all follows more locations than it saw; narrower, it did not.
-                ema_stds=(0.15, 0.05),
-            ),
+            labelled_recipe=MINI_LABELLED,
+            # A colour says nothing about where: it matters while objects are seen and their colours not yet.
+            color_recipe=replace(MINI_LABELLED, high_noise=(2.2, 0.8)),
             local_recipe=Recipe(
                 optimizer="muon",
                 batch=32,
@@ -223,7 +228,9 @@ class Run:
         """Which of the scale's recipes is this run's."""
         if self.experiment.local:
             return "local_recipe"
-        return "labelled_recipe" if self.labelled and self.scale.labelled_recipe else "recipe"
+        own = ("color_recipe",) if self.experiment.conditioner == "color" else ()
+        names = (*own, "labelled_recipe") if self.labelled else ()
+        return next((name for name in names if getattr(self.scale, name) is not None), "recipe")
 
     @property
     def pixel_mean(self) -> tuple[float, float, float]:

@@ -258,7 +258,7 @@ def test_evaluate_all_names_missing_weights(monkeypatch, tmp_path):
     assert all("missing" in r for r in results)
     few = evaluate_all("mini", ["grid-all", "grid-single-local"], root=tmp_path, progress=False, objects=1)
     assert {r["run"] for r in few} == {"grid-all-m1", "grid-single-local-m1"}
-    with pytest.raises(LcsError, match="no such run on 1..2 objects"):
+    with pytest.raises(LcsError, match=r"no such run on 1\.\.2 objects"):
         evaluate_all("mini", ["list-all"], root=tmp_path, objects=2)
     with pytest.raises(LcsError, match="unknown experiment"):
         evaluate_all("mini", ["grid-none"], root=tmp_path)

@@ -19,7 +19,7 @@ from tiny import QUIET, assert_same, source, state, tiny_run
 from lcs.data.files import read_json, write_json
 from lcs.data.shards import StreamedScenes
 from lcs.errors import LcsError
-from lcs.experiments import Recipe, with_samples
+from lcs.experiments import EXPERIMENTS, Recipe, get_run, with_samples
 from lcs.model.build import build_model, trained_network
 from lcs.model.layers import MPConv
 from lcs.training import checkpoint, trainer
@@ -216,6 +216,17 @@ def test_noise_has_the_stated_distribution():
     assert batch.noise.mean() == pytest.approx(0, abs=0.01)
     assert batch.noise.std() == pytest.approx(1, abs=0.01)
     assert batch.images.std() == pytest.approx(run.scale.sigma_data, rel=0.3)
+
+
+def test_every_kind_of_run_has_its_recipe():
+    names = {e: get_run(e, 0 if e == "cifar10" else 3, "mini").recipe_name for e in EXPERIMENTS}
+    assert names.pop("color") == "color_recipe"
+    assert names.pop("cifar10") == "recipe"
+    assert {names.pop("grid-single-local"), names.pop("list-all-local")} == {"local_recipe"}
+    assert set(names.values()) == {"labelled_recipe"}
+    assert get_run("color", 3, "paper").recipe == Recipe() == get_run("grid-all", 3, "paper").recipe  # the paper's
+    longer = with_samples(get_run("color", 3, "mini"), 999)
+    assert (longer.recipe.samples, longer.scale.labelled_recipe.samples) == (999, 160_000)
 
 
 def test_a_run_can_begin_at_high_noise():

@@ -25,12 +25,15 @@ from artifact.rules import (
     graded,
     grows_with_training,
     in_between,
+    list_is_less_local,
     local_at_both_ends,
     locality_is_lost,
+    more_energy_at_low_noise,
     more_local_than,
     reaches,
     sdxl_arch,
     sdxl_attention,
+    sdxl_attention_noise,
     sdxl_features,
     sdxl_intervention,
     sdxl_pixels,
@@ -113,11 +116,13 @@ CLAIMS = [
     Claim("single-object-local", "Trained on one object: the local model draws several", "6",
           _beyond("K_max of grid-single-local-m1 at least 3; partly: at least 2"),
           reaches("grid-single-local-m1", 3, 2)),
-    Claim("more-objects", "More objects in training, more beyond it", "1, 5, 9, 10, 10, 11",
-          _counted("K_max of grid-all for three or more M never falls with M and rises in all; partly: rises from the "
-                   "first to the last"), grows_with_training),
+    Claim("more-objects", "The more objects in training, the more are drawn, beyond them too", "1, 5, 9, 10, 10, 11",
+          _counted("K_max of grid-all for three or more M never falls with M and rises in all, so does its posterior "
+                   "median, and it is above M from M = 2 on; partly: rises from the first to the last"),
+          grows_with_training),
     Claim("random", "A random number labelled lies between one and all", "1, 5, 9 (M = 3)",
-          _counted("K_max of single < random < all at M = 3; partly: single < all"), in_between),
+          _counted("K_max of single < random < all at M = 3, and so their posterior medians; partly: single < all"),
+          in_between),
     Claim("drop-one", "All but one labelled: draws what it was trained on", "3+(0-1) (M = 3)",
           _counted("K_max of grid-drop-one-m3 at least 3; partly: at least 2"), reaches("grid-drop-one-m3", 3, 2)),
     Claim("zero-all", "Asked for nothing, a model of full labels draws nothing", "0",
@@ -143,12 +148,19 @@ CLAIMS = [
           "conditional locality of grid-all-m3 above list-all-m3, intervals (4 or more seeds) apart; partly: above",
           more_local_than("grid-all-m3", "list-all-m3")),
     Claim("scatter", "Length generalization goes with conditional locality", "v2 Fig 2, correlated",
-          "Pearson r over 6 or more checkpoints above 0 with its 95% interval; partly: r above 0", correlation),
+          "Pearson r over 6 or more checkpoints of models that learned their locality (not by architecture) above 0 "
+          "with its 95% interval over models; partly: r above 0", correlation),
     Claim("pixels", "Pixel locality is kept at high and at low noise (CLEVR), unlike CIFAR-10", "v1 Fig 2, 10",
           "90% squares at conditioned pixels of grid-all-m3 and grid-single-m3 at most a tenth of the image at sigma > "
-          "5 and < 0.2, and at high noise below a third of CIFAR-10's, on 4 or more seeds; partly: at most a quarter, "
-          "and below CIFAR-10's",
+          "5 and < 0.2, at high noise also at the centre, where nothing is asked, and below a third of CIFAR-10's, on "
+          "4 or more seeds; partly: at conditioned pixels at most a quarter, and below CIFAR-10's",
           local_at_both_ends),
+    Claim("pixels-list", "The list's model lacks pixel locality, too", "v2 Fig 2",
+          "90% square at conditioned pixels of list-all-m3 at sigma > 5 above a quarter of the image and above "
+          "grid-all-m3's, intervals (4 or more seeds) apart; partly: above grid-all-m3's", list_is_less_local),
+    Claim("energy", "Gradients are larger at low noise", "v1 Fig 10",
+          "energy at conditioned pixels of grid-all-m3 and grid-single-m3 more than twice as large at sigma < 0.2 as "
+          "at sigma > 5, on 4 or more seeds; partly: larger for one", more_energy_at_low_noise),
     Claim("pixels-between", "Pixel locality is lost at intermediate noise (CLEVR)", "v1 Fig 10",
           "largest 90% square at conditioned pixels of grid-all-m3 at sigma 0.2 to 5 more than twice those above and "
           "below, on 4 or more seeds; partly: larger",
@@ -166,10 +178,14 @@ CLAIMS = [
           "within minus between larger in mid blocks than in down and in up blocks; partly: than in one of them",
           sdxl_arch),
     Claim("sdxl-pixels", "SDXL-class model: in pixel space words act everywhere alike", "v1 Fig 6, v2 Fig 4",
-          "mean cosine of the words' influence at two locations above 0.8, on 4 or more seeds; partly: above 0.5",
+          "mean cosine of the words' influence at two locations, at high noise, above 0.8, on 4 or more seeds; partly: "
+          "above 0.5",
           sdxl_pixels),
     Claim("sdxl-attention", "SDXL-class model: a token in a composed prompt attends as alone", "v1 Fig 7",
           "cosine with its own concept above 0.5 and twice that with others; partly: above others", sdxl_attention),
+    Claim("sdxl-attention-noise", "SDXL-class model: attention tells concepts apart less at low noise", "v1 Fig 13",
+          "within minus between category cosine of attention maps, mean over layers, at the first step more than twice "
+          "that at the last; partly: above it", sdxl_attention_noise),
     Claim("sdxl-relation", "SDXL-class model: disentangled concepts compose more successfully", "v1 Fig 7, examples",
           "rank correlation of success and cosine within kinds of pairs below 0 with p < 0.05; partly: below 0",
           sdxl_relation),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from artifact.context import Context
@@ -83,7 +84,7 @@ def draw_feature_space(matrices: list[tuple[str, FeatureCosines]]) -> Figure:
     for i, (name, cosines) in enumerate(matrices):
         feature = cosines.cosines[0][early_encoder(cosines)].mean(axis=0)
         draw_matrix(grid[0, 2 * i], feature, f"{name}\nfeature space")
-        draw_matrix(grid[0, 2 * i + 1], cosines.cosines[0, -1], "image")
+        shown = draw_matrix(grid[0, 2 * i + 1], cosines.cosines[0, -1], "image")
         for axes in grid[1, 2 * i : 2 * i + 2]:
             axes.remove()
         curve = figure.add_subplot(grid[1, 0].get_gridspec()[1, 2 * i : 2 * i + 2])
@@ -102,17 +103,20 @@ def draw_feature_space(matrices: list[tuple[str, FeatureCosines]]) -> Figure:
         curve.set(xlabel="layer (encoder | decoder, image)", ylabel="mean off-diagonal cosine", ylim=(-0.3, 1))
         curve.xaxis.set_major_locator(MaxNLocator(integer=True))
         curve.legend(frameon=False, fontsize=8)
+    figure.colorbar(shown, ax=grid[0, :].tolist(), label="cosine", fraction=0.03, pad=0.01)
     return figure
 
 
-def draw_matrix(axes, matrix: np.ndarray, title: str, ticks: bool = True) -> None:
-    axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
+def draw_matrix(axes, matrix: np.ndarray, title: str, ticks: bool = True) -> AxesImage:
+    """Cosines from -1 (blue) to 1 (red)."""
+    image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
     axes.set_title(title, fontsize=8)
     if ticks:
         axes.set_xticks(range(len(TEST_COLORS)), TEST_COLORS, rotation=90, fontsize=6.5)
         axes.set_yticks(range(len(TEST_COLORS)), TEST_COLORS, fontsize=6.5)
     else:
         axes.set_xticks([]), axes.set_yticks([])
+    return image
 
 
 def draw_all_layers(cosines: FeatureCosines) -> Figure:
@@ -130,5 +134,5 @@ def draw_all_layers(cosines: FeatureCosines) -> Figure:
 
 STEPS = [
     Step("fig5", "colour: length generalization and feature space", "v1 Fig 5, 11", fig5, colored, 1, cost=120,
-         counted=True, sources=("features.py", "bootstrap.py")),
+         counted=True, sources=("features.py", "bootstrap.py"), also=("fig11",), makes=("fig5-*", "fig11-*")),
 ]  # fmt: skip

@@ -31,5 +31,5 @@ def fig9(context: Context) -> dict:
     return {}
 
 
-STEPS = [Step("fig9", "examples of conditioning", "v1 Fig 9", fig9, cost=5,
+STEPS = [Step("fig9", "examples of conditioning", "v1 Fig 9", fig9, cost=5, makes=("fig9",),
               sources=("conditioning.py", "render/*.py", "scenes/*.py"))]  # fmt: skip

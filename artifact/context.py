@@ -48,6 +48,7 @@ class Settings:
     sdxl_model: str = MINI_ID
     sdxl_offload: bool = False  # changes no result
     roots: tuple[Path, ...] = (weights.WEIGHTS,)  # folders of weights; the first that has a checkpoint is used
+    since: float = 0.0  # what was drawn before this time (seconds since 1970) is drawn again
 
     def root_of(self, checkpoint: Checkpoint) -> Path | None:
         """The folder of weights that holds a checkpoint, file and all."""
@@ -138,11 +139,16 @@ class Context:
                 self.count(checkpoint, k, model)
         parts = [read_json(_row_file(store, k)) for k in ks]
         rows = [KRow(**row) for part in parts for row in part["rows"]]
-        self.sampled[store] = seconds = sum(part["seconds"] for part in parts)
-        self.output.sampling = round(sum(self.sampled.values()), 1)
+        seconds = sum(part["seconds"] for part in parts)
+        self.shares(store, seconds)
         result = summarise(checkpoint.run, rows, parts[0]["extras_allowed"], parts[0]["settings"], seconds).to_json()
         result["pictures"] = {k: _read_pictures(_pictures_file(store, k), checkpoint.run.scale.resolution) for k in ks}
         return result
+
+    def shares(self, file: Path, seconds: float) -> None:
+        """The step shows what took `seconds` of one core, and which other steps may show too."""
+        self.sampled[file] = seconds
+        self.output.sampling = round(sum(self.sampled.values()), 1)
 
     # ---- saving ----
 

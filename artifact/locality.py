@@ -1,21 +1,20 @@
-"""Locality: maps over the noise schedule (fig 2), their sizes (fig 10), and locality against length (scatter)."""
+"""Locality: maps over the noise schedule (fig 2) and their sizes (fig 10)."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from safetensors.numpy import load_file, save_file
-from scipy.stats import pearsonr, spearmanr
 
 from artifact.context import Context, code_hash
 from artifact.plots import COLORS, GRAY, new_figure, outline_square
 from artifact.steps import Checkpoint, Step
-from artifact.tables import summary
 from lcs.bootstrap import interval, quantiles
 from lcs.data.files import atomic_write, content_hash
-from lcs.experiments import STAGED, TEST_LOCATIONS, get_run
+from lcs.experiments import TEST_LOCATIONS, get_run
 from lcs.locality import LocalityTrace, conditional_locality, default_probes, trace_locality
 from lcs.training.batches import to_rgb
 
@@ -27,6 +26,7 @@ SHOWN_LOCATION = 2  # whose pixel the maps show: the one at the lower left, as i
 SHOWN_LEVELS = 6
 AREA_DRAWS = 200  # resamples of the seeds, for intervals of the 90% squares
 HIGH_NOISE, LOW_NOISE = 5.0, 0.2  # sigma above and below
+SECONDS = "seconds"  # of the measurement, stored with it
 
 
 def mapped(scale: str) -> list[Checkpoint]:
@@ -60,12 +60,16 @@ def trace(context: Context, checkpoint: Checkpoint) -> LocalityTrace:
     conditions, seeds, record = trace_settings(context)
     if not file.exists():
         context.say(f"{run.name} ({checkpoint.stage}): {len(record)} noise levels")
+        start = time.monotonic()
         found = trace_locality(run, context.model(checkpoint), conditions, seeds, context.effort.steps, record,
                                area_draws=AREA_DRAWS)  # fmt: skip
         arrays = {k: np.ascontiguousarray(v) for k, v in vars(found).items() if isinstance(v, np.ndarray)}
+        arrays[SECONDS] = np.array([time.monotonic() - start])
         with atomic_write(file) as temporary:
             save_file(arrays, temporary)
-    return LocalityTrace(run.name, conditions, default_probes(conditions), seeds, record, **load_file(file))
+    arrays = load_file(file)
+    context.shares(file, float(arrays.pop(SECONDS)[0]))
+    return LocalityTrace(run.name, conditions, default_probes(conditions), seeds, record, **arrays)
 
 
 def fig2(context: Context) -> dict:
@@ -82,21 +86,23 @@ def fig2(context: Context) -> dict:
     context.figure("fig10", draw_metrics(traces), CAPTION_10)
     rows = [{"experiment": name, "conditional locality": f"{n['conditional_locality']:.2f}",
              "95% interval": f"{n['low']:.2f}-{n['high']:.2f}", "seeds": n["seeds"],
-             "90% square, high noise": _share(n, "high"), "90% square, low noise": _share(n, "low")}
+             "90% square, high noise": _share(n, "high"), "90% square, low noise": _share(n, "low"),
+             "at the centre, high noise": _share(n["centre"], "high")}
             for name, n in numbers.items()]  # fmt: skip
     context.table("locality", rows, "Conditional locality: the share of its own condition in what moves a conditioned "
-                  "pixel (1: only its own; 1/4: all alike). Squares as shares of the image, at conditioned pixels; "
-                  "high "
-                  "noise: sigma above 5, low noise: sigma below 0.2. Intervals: bootstrap over seeds.")  # fmt: skip
+                  "pixel (1: only its own; 1/4: all alike). Squares as shares of the image, at conditioned pixels, and "
+                  "at the centre, where nothing was asked for; high noise: sigma above 5, low noise: sigma below 0.2. "
+                  "Intervals: bootstrap over seeds.")  # fmt: skip
     return numbers
 
 
 CAPTION_2 = (
-    "Which pixels of the noisy image the denoised {} pixel depends on (eq. 9, log scale, mean over seeds), from high "
-    "noise "
-    "to low. The cross marks the pixel ({}), the square holds 90% of the squared gradient; circles are the four asked "
-    "locations, filled by the influence of each condition on that pixel (eq. 10; white: the largest in the row). Row "
-    "above: the denoised image of the first seed at that noise level."
+    "Which pixels of the noisy image the denoised {} pixel depends on (eq. 9, mean over seeds), from high noise to "
+    "low; log scale, each map from its own largest value down to a thousandth of it, so compare shapes, not "
+    "brightness. The cross marks the pixel ({}), the square holds 90% of the squared gradient; circles are the four "
+    "asked locations, filled by the influence of each condition on that pixel (eq. 10; white: the largest of this "
+    "model on any pixel, the same in both figures). Row above: the denoised image of the first seed at that noise "
+    "level."
 )
 CAPTION_INFLUENCE = (
     "Influence of each of the four conditions (eq. 10) on the pixel at each location: columns are conditions, rows are "
@@ -105,7 +111,8 @@ CAPTION_INFLUENCE = (
 )
 CAPTION_10 = (
     "Over the noise schedule: area of the 90% square, energy of the gradient, and how much a pixel is moved by its own "
-    "condition and by the others. Solid: conditioned pixels (mean of four); dashed: the centre."
+    "condition and by the others. Solid: conditioned pixels (mean of four); dashed: the centre, where nothing was "
+    "asked for."
 )
 
 
@@ -118,10 +125,19 @@ def _share(numbers: dict, noise: str) -> str:
 
 
 def numbers_of(t: LocalityTrace) -> dict:
-    """Conditional locality with its interval over seeds, and how large the 90% squares are."""
+    """Conditional locality with its interval over seeds; how large the 90% squares are and how much gradient there is,
+    at conditioned pixels; squares at the centre too."""
     low, high = interval(lambda seeds: _locality_of_seeds(t, seeds), len(t.seeds))
     conditioned = [p for p, probe in enumerate(t.probes) if probe.condition is not None]
-    return {"conditional_locality": conditional_locality(t), "low": low, "high": high, **areas_of(t, conditioned)}
+    energies = t.energies[:, conditioned].mean(axis=1)  # [T]
+    return {"conditional_locality": conditional_locality(t), "low": low, "high": high, **areas_of(t, conditioned),
+            "centre": areas_of(t, [len(t.probes) - 1]),
+            "energy_high": _mean(energies[t.sigmas > HIGH_NOISE]),
+            "energy_low": _mean(energies[t.sigmas < LOW_NOISE])}  # fmt: skip
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if len(values) else None
 
 
 def areas_of(t: LocalityTrace, probes: list[int]) -> dict:
@@ -152,8 +168,8 @@ def draw_maps(traces: list[tuple[Checkpoint, LocalityTrace]], at: int) -> Figure
     for r, (checkpoint, t) in enumerate(traces):
         probe = at % len(t.probes)
         columns = np.linspace(0, len(t.sigmas) - 1, levels).round().astype(int)
-        total = t.influence.sum(axis=1)[:, :, probe]  # [T, K]
-        strongest = max(total.max(), 1e-12)  # of the whole trajectory: shades can be compared along the row
+        total = t.influence.sum(axis=1)  # [T, K, P]
+        strongest, total = max(total.max(), 1e-12), total[:, :, probe]  # one scale of shades for a model
         for c, level in enumerate(columns):
             clean, axes = grid[2 * r, c], grid[2 * r + 1, c]
             clean.imshow(_picture(checkpoint, t, level))
@@ -230,73 +246,8 @@ def draw_metrics(traces: list[tuple[Checkpoint, LocalityTrace]]) -> Figure:
     return figure
 
 
-# ---- locality against length ----------------------------------------------------------------------
-
-
-def scattered(scale: str) -> list[Checkpoint]:
-    """Every experiment with locations, trained on 1-3 objects; three of them also earlier in training."""
-    names = (*MAPPED, "grid-random", "grid-drop-one")
-    early = [Checkpoint(get_run(name, 3, scale), stage) for name in STAGED for stage in ("early", "mid")]
-    return early + [Checkpoint(get_run(name, 3, scale)) for name in names]
-
-
-def scatter(context: Context) -> dict:
-    points = []
-    for checkpoint in context.checkpoints:
-        counts = context.counts(checkpoint)
-        found, measured = summary(counts), numbers_of(trace(context, checkpoint))
-        points.append({
-            "experiment": checkpoint.run.experiment.name, "stage": checkpoint.stage,
-            "conditional_locality": measured["conditional_locality"], "k_max": found["k_max"],
-            "length": found["k_max"] - checkpoint.run.objects, "in_place_at_6": found["in_place"].get(6),
-        })  # fmt: skip
-    x, y = (np.array([p[name] for p in points], float) for name in ("conditional_locality", "length"))
-    numbers: dict = {"points": points, "n": len(points)}
-    if len(points) >= 3 and np.ptp(x) > 0 and np.ptp(y) > 0:
-        low, high = interval(lambda chosen: _pearson(x[chosen], y[chosen]), len(points), draws=2000)
-        numbers |= {"pearson": _pearson(x, y), "spearman": float(spearmanr(x, y).statistic),
-                    "low": low, "high": high}  # fmt: skip
-    context.figure("scatter", draw_scatter(points, numbers), CAPTION_SCATTER)
-    context.table("scatter", [{k: f"{v:.2f}" if isinstance(v, float) else v for k, v in p.items()} for p in points],
-                  "The points of the scatter.")  # fmt: skip
-    return numbers
-
-
-CAPTION_SCATTER = (
-    "Length generalization (K_max minus the largest number of objects in training) against conditional locality, for "
-    "early, mid and late checkpoints of models trained on 1-3 objects. r: Pearson correlation with its 95% bootstrap "
-    "interval over points."
-)
-
-
-def _pearson(x: np.ndarray, y: np.ndarray) -> float:
-    return float(pearsonr(x, y).statistic) if np.ptp(x) > 0 and np.ptp(y) > 0 else float("nan")
-
-
-def draw_scatter(points: list[dict], numbers: dict) -> Figure:
-    figure = new_figure(6, 4.2)
-    axes = figure.subplots()
-    for experiment in dict.fromkeys(p["experiment"] for p in points):
-        own = [p for p in points if p["experiment"] == experiment]
-        xs, ys = [p["conditional_locality"] for p in own], [p["length"] for p in own]
-        axes.plot(xs, ys, "-", color=COLORS[experiment], lw=0.8, alpha=0.6)
-        for stage, size in (("early", 20), ("mid", 45), ("late", 90)):
-            at = [i for i, p in enumerate(own) if p["stage"] == stage]
-            axes.scatter([xs[i] for i in at], [ys[i] for i in at], s=size, color=COLORS[experiment], edgecolor="white",
-                         label=experiment if stage == "late" else None, zorder=3)  # fmt: skip
-    axes.axhline(0, color="#bbbbbb", lw=0.8)
-    axes.set(xlabel="conditional locality", ylabel="K_max minus trained count")
-    if "pearson" in numbers:
-        axes.set_title(
-            f"r = {numbers['pearson']:.2f} [{numbers['low']:.2f}, {numbers['high']:.2f}], n = {numbers['n']}"
-        )
-    axes.legend(frameon=False, fontsize=8, title="small: early, large: late", title_fontsize=8)
-    return figure
-
-
 STEPS = [
-    Step("fig2", "locality maps and metrics over the noise schedule", "v1 Fig 2, 3, 10; v2 Fig 2", fig2, mapped, 1,
-         cost=20, traced=True, sources=SOURCES),
-    Step("scatter", "length generalization against conditional locality", "v2 Fig 2 right", scatter, scattered, 3,
-         cost=10, counted=True, traced=True, sources=SOURCES),
+    Step("fig2", "locality maps and metrics over the noise schedule", "v1 Fig 2, 10; v2 Fig 2", fig2, mapped, 1,
+         cost=20, traced=True, sources=SOURCES, also=("fig10",),
+         makes=("fig2-conditioned", "fig2-unconditioned", "influence", "fig10", "locality")),
 ]  # fmt: skip

@@ -128,6 +128,8 @@ def _write_small(out: Path, keep: Path, steps, results, verdicts, facts) -> None
             shutil.copyfile(out / step.name / item["file"], keep / f"{step.name}-{item['file']}")
     write_json(keep / "claims.json", as_rows(verdicts))
     write_json(keep / "figures.json", figures)
+    here = {name: value for name, value in facts.items() if name not in ("out", "weights folder")}
+    write_json(keep / "environment.json", here)  # which weights, settings and versions these results are of
 
 
 def _few_colors(picture: Image.Image) -> Image.Image:
@@ -159,7 +161,9 @@ def as_markdown(steps, results, failures, verdicts, facts) -> str:
 
 def _time_of(output: Output) -> str:
     shared = (
-        f"; its samples took {output.sampling:.0f} s of one core, which other figures share" if output.sampling else ""
+        f"; its samples and measurements took {output.sampling:.0f} s of one core, which other figures share"
+        if output.sampling
+        else ""
     )
     return f"{output.seconds:g} s{shared}."
 

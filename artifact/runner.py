@@ -13,7 +13,8 @@ import shutil
 import sys
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
@@ -35,6 +36,7 @@ from lcs.sdxl.package import MANIFEST, MINI_ID, check_files, folder_facts
 
 HERE = Path(__file__).parent
 STEP_FILE = "step.json"  # what a step left behind, in its folder
+CLOCK = 0.1  # seconds that a file's time may lag behind the clock
 
 
 def run_artifact(
@@ -68,15 +70,16 @@ def run_artifact(
     wanted = list(dict.fromkeys(c for step in steps for c in step.needs(scale)))
     check_hashes(settings, steps, wanted)
     acquire(settings, wanted, source == "train", data, cifar)
-    for step in steps if again else ():
-        (settings.out / step.name / STEP_FILE).unlink(missing_ok=True)
+    if again:
+        settings = replace(settings, since=time.time() - CLOCK)
     todo = [step for step in steps if not is_drawn(step, settings)]
     work_ahead(settings, todo, draw_alone)
+    undrawn = [step for step in todo if not is_drawn(step, settings)]
     results: dict[str, Output] = {}
     failures: dict[str, str] = {}
     done = spent = 0.0
     for i, step in enumerate(steps, 1):
-        left = sum(s.cost for s in steps[i - 1 :] if s in todo) * (spent / done if done else settings.effort.pace)
+        left = sum(s.cost for s in steps[i - 1 :] if s in undrawn) * (spent / done if done else settings.effort.pace)
         print(f"[{i}/{len(steps)}] {step.name}: {step.title} (about {clock(left)} left)", flush=True)
         start = time.monotonic()
         try:
@@ -84,7 +87,7 @@ def run_artifact(
             took = results[step.name].seconds
             note = clock(took) if fresh else f"drawn ahead in {clock(took)}" if step in todo else "unchanged"
             if results[step.name].sampling:
-                note += f", its samples {clock(results[step.name].sampling)} of one core"
+                note += f", its samples and measurements {clock(results[step.name].sampling)} of one core"
             for key in results[step.name].missing:
                 print(f"      missing: {key}")
             if fresh:
@@ -121,12 +124,12 @@ def choose_steps(only: str | None) -> list[Step]:
     if only is None:
         return list(STEPS)
     names = [name.strip() for name in only.split(",") if name.strip()]
-    known = {step.name: step for step in STEPS}
+    known = {name: step for step in STEPS for name in (step.name, *step.also)}
     if unknown := [name for name in names if name not in known]:
         raise LcsError(f"unknown step {unknown[0]!r}; choose from {', '.join(known)}")
     if not names:
         raise LcsError(f"--only names no step; choose from {', '.join(known)}")
-    return [step for step in STEPS if step.name in names]
+    return [step for step in STEPS if step in [known[name] for name in names]]
 
 
 def check_settings(
@@ -214,7 +217,7 @@ def run_step(step: Step, settings: Settings, say: Say = print) -> tuple[Output, 
             f"pull or train (--from train) the others, e.g. {lacking}"
         )
     key = _key(step, settings, there, needs)
-    stored = _stored(folder, key)
+    stored = _stored(folder, key, settings.since)
     if stored is not None:
         return stored, False
     start = time.monotonic()
@@ -223,6 +226,7 @@ def run_step(step: Step, settings: Settings, say: Say = print) -> tuple[Output, 
     try:
         context.output.numbers = step.make(context)
         context.output.seconds = round(time.monotonic() - start, 1)
+        check_declared(step, context.output)
         write_json(partial / STEP_FILE, {"key": key, "output": asdict(context.output)})
         old = settings.out / f".{step.name}.old"
         shutil.rmtree(old, ignore_errors=True)
@@ -262,9 +266,16 @@ def imported_here(file: Path) -> set[Path]:
     return found
 
 
-def _stored(folder: Path, key: str) -> Output | None:
-    """What a step drew earlier, if nothing it depends on has changed and all its files are there."""
-    if not (folder / STEP_FILE).exists():
+def check_declared(step: Step, output: Output) -> None:
+    """What a step draws is what it says it makes."""
+    names = [Path(item["file"]).stem for item in (*output.figures, *output.tables)]
+    if other := [name for name in names if not any(fnmatch(name, pattern) for pattern in step.makes)]:
+        raise LcsError(f"{step.name} drew {other[0]}, which it does not declare; it makes {', '.join(step.makes)}")
+
+
+def _stored(folder: Path, key: str, since: float = 0.0) -> Output | None:
+    """What a step drew (not before `since`), if nothing it depends on has changed and all its files are there."""
+    if not (folder / STEP_FILE).exists() or (folder / STEP_FILE).stat().st_mtime < since:
         return None
     kinds = {"figures": (".png", ".pdf"), "tables": (".md", ".csv")}
     try:
@@ -282,10 +293,10 @@ def is_drawn(step: Step, settings: Settings) -> Output | None:
     """What a step drew before, if that still holds."""
     needs = step.needs(settings.scale)
     there = [c for c in needs if settings.root_of(c) is not None]
-    return _stored(settings.out / step.name, _key(step, settings, there, needs))
+    return _stored(settings.out / step.name, _key(step, settings, there, needs), settings.since)
 
 
 def earlier_results(settings: Settings, steps: list[Step]) -> dict[str, Output]:
     """Steps that are not drawn now, but were before and are still valid: the report and the claims keep them."""
-    found = {step.name: is_drawn(step, settings) for step in STEPS if step not in steps}
+    found = {step.name: is_drawn(step, replace(settings, since=0.0)) for step in STEPS if step not in steps}
     return {name: output for name, output in found.items() if output is not None}

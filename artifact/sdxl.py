@@ -23,8 +23,23 @@ CAPTIONS = {
     "compositions": "Composed prompts.",
     "samples": "Held-out prompts with one and two objects, and what the counter says of them.",
     "relation": "Does composition succeed more often where concepts are disentangled?",
-    "intervention": "The local intervention: each region may attend only to its own words. Same prompts and seeds with "
-    "and without it.",
+    "intervention": "The local intervention: each third of the image may attend only to its own object's words. Same "
+    "prompts and seeds with and without it. Separate: each object's phrase is encoded on its own; mask: the whole "
+    "prompt is encoded, and the other objects' tokens are hidden.",
+}
+TABLES = {
+    "locality": "Per location and noise level: share of the image that holds 90% of the latent gradient, and the words "
+    "whose influence there is at least twice the next one's.",
+    "spaces": "Mean cosine of concepts within a category and between categories, their difference (gap) and ratio, in "
+    "groups of blocks, in the latents and in the image.",
+    "layers": "The same difference and ratio for every transformer block, in running order.",
+    "composed-attention": "The attention map of a token in a composed prompt: cosine with its own concept alone (own), "
+    "mean cosine with the other concepts (others), and the own one's rank among all of them.",
+    "obedience": "Held-out prompts drawn right: colour and shape of every object (right), either alone, nothing else "
+    "in the image and in order (strict), as many objects as asked (count), at the asked place (placed).",
+    "relation": "Pairs of concepts: cosine in the middle block, and how often the composed prompt is drawn right.",
+    "intervention": "Prompts drawn right before and with the intervention; gained and lost: right only with and only "
+    "without it; p of an exact McNemar test.",
 }
 
 
@@ -40,12 +55,12 @@ def sdxl(context: Context) -> dict:
             raise LcsError(f"the SDXL study drew {name!r}, which has no caption")
         context.figure(name, figure, CAPTIONS[name])
     for name, rows in result["tables"].items():
-        context.table(name, shown(rows), f"SDXL study: {name}.")
+        context.table(name, shown(rows), TABLES[name])
     return plain(result["numbers"])
 
 
 STEPS = [
     Step("sdxl", "SDXL: pixel space, feature space, compositions, a local intervention", "v1 Fig 6, 7, 13; v2 Fig 4, 5",
-         sdxl, cost=500, alone=True,
+         sdxl, cost=500, alone=True, makes=(*CAPTIONS, *TABLES), also=("fig6", "fig7", "fig13"),
          sources=("sdxl/*.py", "bootstrap.py", "locality.py", "render/*.py", "scenes/*.py")),
 ]  # fmt: skip

@@ -65,6 +65,8 @@ class Step:
     traced: bool = False  # it wants the locality of all its checkpoints
     alone: bool = False  # takes minutes and shares nothing with others: drawn while others are worked out ahead
     sources: tuple[str, ...] = ()  # further files of lcs/ whose change makes old results stale (patterns)
+    makes: tuple[str, ...] = ()  # names of its figures and tables (patterns, where they depend on the checkpoints)
+    also: tuple[str, ...] = ()  # further names for --only: figures of the paper that it draws, too
 
 
 @dataclass
@@ -76,4 +78,4 @@ class Output:
     numbers: dict = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)  # keys of checkpoints that were not there
     seconds: float = 0.0  # drawing
-    sampling: float = 0.0  # process seconds of the counted samples it shows, which other steps show too
+    sampling: float = 0.0  # process seconds of the counted samples and locality it shows, which other steps show too

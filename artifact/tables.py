@@ -145,8 +145,8 @@ def table2(context: Context) -> dict:
 
 STEPS = [
     Step("table1", "K_max of every experiment", "v1 Table 1, v2 in the text", table1,
-         lambda scale: checkpoints(scale, TABLE_1), 1, cost=5, counted=True),
+         lambda scale: checkpoints(scale, TABLE_1), 1, cost=5, counted=True, makes=("table1", "in_place")),
     Step("table2", "K_max and K = 0 by how much is labelled", "v1 Table 2", table2,
          lambda scale: checkpoints(scale, TABLE_2), 1,
-         cost=1, counted=True),
+         cost=1, counted=True, makes=("table2-top", "table2-bottom", "in_place")),
 ]  # fmt: skip

@@ -48,5 +48,7 @@ def shown(scale: str) -> list[Checkpoint]:
     return [Checkpoint(get_run(name, OBJECTS, scale)) for name in SHOWN]
 
 
-STEPS = [Step("undone", "what is left undone at high noise", "beyond the paper", undone, shown, 1, cost=60,
-              sources=("probe.py", "conditioning.py", "model/*.py", "render/*.py", "scenes/*.py"))]  # fmt: skip
+STEPS = [
+    Step("undone", "what is left undone at high noise", "beyond the paper", undone, shown, 1, cost=60,
+         makes=("undone",), sources=("probe.py", "conditioning.py", "model/*.py", "render/*.py", "scenes/*.py")),
+]  # fmt: skip

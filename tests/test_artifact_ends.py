@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,18 @@ def test_a_step_is_drawn_again_if_asked_to(tmp_path, tiny, capsys):  # noqa: F81
     assert "unchanged" not in capsys.readouterr().out
     assert "--only fig9" in (tmp_path / "report.md").read_text()
     assert "--again" in (tmp_path / "report.md").read_text()
+
+
+def test_drawing_again_loses_nothing_if_it_fails(tmp_path, tiny, monkeypatch, capsys):  # noqa: F811
+    run_tiny(tmp_path, tiny, "fig9")
+    before = (tmp_path / "fig9" / "fig9.png").read_bytes()
+    step = next(s for s in runner.STEPS if s.name == "fig9")
+    with monkeypatch.context() as patch:
+        broken = replace(step, make=lambda context: 1 / 0)
+        patch.setattr(runner, "STEPS", [broken])
+        patch.setattr(runner, "_key", lambda *args: read_json(tmp_path / "fig9" / "step.json")["key"])
+        assert not run_tiny(tmp_path, tiny, "fig9", again=True)
+    assert "failed: ZeroDivisionError" in capsys.readouterr().out
+    assert (tmp_path / "fig9" / "fig9.png").read_bytes() == before
+    run_tiny(tmp_path, tiny, "fig9")
+    assert "unchanged" in capsys.readouterr().out

@@ -44,6 +44,11 @@ def _bare(axes: Axes) -> None:
 # ---- pixel space ------------------------------------------------------------------------------------
 
 
+def dominant_label(words: list[str]) -> str:
+    """More than three words that stand out together are no few."""
+    return "no few words" if len(words) > 3 else ", ".join(words) or "none"
+
+
 def figure_gradients(study: PixelStudy) -> Figure:
     """v1 Fig 6, v2 Fig 4 left and centre: the image with its locations; gradient maps at high, mid and low noise."""
     n = len(study.cells)
@@ -65,8 +70,9 @@ def figure_gradients(study: PixelStudy) -> Figure:
             axes.plot(column, row, "+", color="cyan", ms=6, mew=1)
             _bare(axes)
             words = study.dominant(step, i)
-            label = "no few words dominate" if len(words) > 3 else "dominant: " + (", ".join(words) or "none")
-            axes.set_xlabel(label, fontsize=7, color="#b02a30" if 0 < len(words) <= 3 else "0.4")
+            axes.set_xlabel(
+                f"dominant: {dominant_label(words)}", fontsize=7, color="#b02a30" if 0 < len(words) <= 3 else "0.4"
+            )
             if i == 0:
                 axes.set_title(f"{NOISE[p]}, $\\sigma$ = {study.sigmas[step]:.2g}", fontsize=9)
     grid[0, 0].set_title("first seed", fontsize=9)

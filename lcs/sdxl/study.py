@@ -26,7 +26,7 @@ from lcs.errors import LcsError
 from lcs.sdxl import figures
 from lcs.sdxl.composition import PAIRS, measure_intervention, relate
 from lcs.sdxl.concepts import MINI, Subject
-from lcs.sdxl.features import FeatureStudy, find_tokens, run_feature_study
+from lcs.sdxl.features import FeatureStudy, find_tokens, run_feature_study, within_between
 from lcs.sdxl.generate import generate_many
 from lcs.sdxl.hooks import group_of
 from lcs.sdxl.judge import measure_obedience
@@ -240,7 +240,8 @@ def pixel_rows(study: PixelStudy) -> list[dict]:
     squares = study.squares()
     return [
         {"location": i + 1, "cell": list(cell), "noise": figures.NOISE[p], "sigma": float(study.sigmas[step]),
-         "share of image with 90% of the gradient": float(squares[p, i]), "dominant words": study.dominant(step, i)}
+         "share of image with 90% of the gradient": float(squares[p, i]),
+         "dominant words": figures.dominant_label(study.dominant(step, i))}
         for i, cell in enumerate(study.cells) for p, step in enumerate(study.probed)
     ]  # fmt: skip
 
@@ -255,6 +256,10 @@ def pixel_numbers(study: PixelStudy) -> dict:
         ),
         "pixel_seeds": len(study.influence),
         "influence_profile_cosine_by_noise": [float(similarity[s]) for s in study.probed],
+        "influence_cosine_high_noise": float(similarity[study.probed[0]]),
+        "influence_cosine_high_noise_interval": interval(
+            lambda seeds: study.profile_similarity(seeds)[study.probed[0]], len(study.influence)
+        ),
     }
 
 
@@ -270,6 +275,7 @@ def feature_numbers(study: FeatureStudy) -> dict:
     rows, composed = {row["space"]: row for row in study.table()}, composed_rows(study)
     down, mid, up = (study.group(name) for name in ("down", "mid", "up"))
     own, others = (np.array([r[name] for r in composed]) for name in ("own", "others"))
+    attention = [float(np.subtract(*within_between(level.mean(0), study.categories))) for level in study.attention]
     return {
         "transformer_blocks": len(study.blocks),
         "gap_down": rows["down blocks"]["gap"],
@@ -281,6 +287,8 @@ def feature_numbers(study: FeatureStudy) -> dict:
         "largest_gap": float(gaps[best]),
         "gap_mid_over_output_interval": study.gap_interval(mid, (study.latent, study.pixel)),
         "gap_mid_over_blocks_interval": study.gap_interval(mid, (down, up)),
+        "attention_gap_by_noise": attention,
+        "attention_gap_fall_interval": study.gap_interval(study.attention[0].mean(0), (study.attention[-1].mean(0),)),
         "composed_attention_own": float(own.mean()),
         "composed_attention_others": float(others.mean()),
         "composed_attention_interval": interval(lambda chosen: (own - others)[chosen].mean(), len(own)),

@@ -192,7 +192,7 @@ def more_energy_at_low_noise(numbers: dict) -> Finding:
         raise NotRun("measurements at high and low noise")
     ratios = [f["energy_low"] / f["energy_high"] for f in found]
     verdict = graded(min(ratios) > 2 and seeded(*found), max(ratios) > 1)
-    return Finding(" and ".join(f"{r:.3g} times" for r in ratios), verdict, "means over seeds, no interval")
+    return Finding(" and ".join(f"{r:,.0f} times" for r in ratios), verdict, "means over seeds, no interval")
 
 
 def wider_in_between(numbers: dict) -> Finding:

@@ -48,7 +48,7 @@ class Settings:
     sdxl_model: str = MINI_ID
     sdxl_offload: bool = False  # changes no result
     roots: tuple[Path, ...] = (weights.WEIGHTS,)  # folders of weights; the first that has a checkpoint is used
-    since: float = 0.0  # what was drawn before this time (seconds since 1970) is drawn again
+    stale: tuple[tuple[int, int], ...] = ()  # marks of step files that are drawn again although nothing has changed
 
     def root_of(self, checkpoint: Checkpoint) -> Path | None:
         """The folder of weights that holds a checkpoint, file and all."""

@@ -36,7 +36,6 @@ from lcs.sdxl.package import MANIFEST, MINI_ID, check_files, folder_facts
 
 HERE = Path(__file__).parent
 STEP_FILE = "step.json"  # what a step left behind, in its folder
-CLOCK = 0.1  # seconds that a file's time may lag behind the clock
 
 
 def run_artifact(
@@ -71,7 +70,8 @@ def run_artifact(
     check_hashes(settings, steps, wanted)
     acquire(settings, wanted, source == "train", data, cifar)
     if again:
-        settings = replace(settings, since=time.time() - CLOCK)
+        drawn = [file for step in steps if (file := settings.out / step.name / STEP_FILE).exists()]
+        settings = replace(settings, stale=tuple(map(_mark, drawn)))
     todo = [step for step in steps if not is_drawn(step, settings)]
     work_ahead(settings, todo, draw_alone)
     undrawn = [step for step in todo if not is_drawn(step, settings)]
@@ -217,7 +217,7 @@ def run_step(step: Step, settings: Settings, say: Say = print) -> tuple[Output, 
             f"pull or train (--from train) the others, e.g. {lacking}"
         )
     key = _key(step, settings, there, needs)
-    stored = _stored(folder, key, settings.since)
+    stored = _stored(folder, key, settings.stale)
     if stored is not None:
         return stored, False
     start = time.monotonic()
@@ -273,9 +273,15 @@ def check_declared(step: Step, output: Output) -> None:
         raise LcsError(f"{step.name} drew {other[0]}, which it does not declare; it makes {', '.join(step.makes)}")
 
 
-def _stored(folder: Path, key: str, since: float = 0.0) -> Output | None:
-    """What a step drew (not before `since`), if nothing it depends on has changed and all its files are there."""
-    if not (folder / STEP_FILE).exists() or (folder / STEP_FILE).stat().st_mtime < since:
+def _mark(file: Path) -> tuple[int, int]:
+    """Tells a file from one that replaces it: while both are there they have different numbers."""
+    facts = file.stat()
+    return facts.st_ino, facts.st_mtime_ns
+
+
+def _stored(folder: Path, key: str, stale: tuple[tuple[int, int], ...] = ()) -> Output | None:
+    """What a step drew earlier, if nothing it depends on has changed, all its files are there and it is not stale."""
+    if not (folder / STEP_FILE).exists() or _mark(folder / STEP_FILE) in stale:
         return None
     kinds = {"figures": (".png", ".pdf"), "tables": (".md", ".csv")}
     try:
@@ -293,10 +299,10 @@ def is_drawn(step: Step, settings: Settings) -> Output | None:
     """What a step drew before, if that still holds."""
     needs = step.needs(settings.scale)
     there = [c for c in needs if settings.root_of(c) is not None]
-    return _stored(settings.out / step.name, _key(step, settings, there, needs), settings.since)
+    return _stored(settings.out / step.name, _key(step, settings, there, needs), settings.stale)
 
 
 def earlier_results(settings: Settings, steps: list[Step]) -> dict[str, Output]:
     """Steps that are not drawn now, but were before and are still valid: the report and the claims keep them."""
-    found = {step.name: is_drawn(step, replace(settings, since=0.0)) for step in STEPS if step not in steps}
+    found = {step.name: is_drawn(step, replace(settings, stale=())) for step in STEPS if step not in steps}
     return {name: output for name, output in found.items() if output is not None}

@@ -21,10 +21,10 @@ from artifact.claims import Verdict, as_rows
 from artifact.context import Settings
 from artifact.steps import Checkpoint, Output, Step
 from lcs import weights
-from lcs.data.files import atomic_write, sha256_of, write_json
+from lcs.data.files import atomic_write, write_json
 from lcs.errors import LcsError
 from lcs.evaluation import to_markdown
-from lcs.sdxl.package import MANIFEST, MINI_ID
+from lcs.sdxl.package import MINI_ID, mini_sha256
 
 PACKAGES = ("torch", "numpy", "diffusers", "transformers", "accelerate", "numba", "matplotlib")
 KEPT_WIDTH = 1100  # pixels of the pictures that the app shows
@@ -54,15 +54,10 @@ def environment(chosen: dict, settings: Settings, wanted: list[Checkpoint], seco
         "python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "device": torch.cuda.get_device_name() if settings.device.startswith("cuda") else settings.device,
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
-        "weights folder": str(settings.roots[0]), "weights": used, MINI_ID: _sha256_of_mini(),
+        "weights folder": str(settings.roots[0]), "weights": used, MINI_ID: mini_sha256(),
         "counter": weights.read_manifest(weights.WEIGHTS).get("counter", {}).get("sha256"),
         "missing": sorted(c.key for c in wanted if settings.root_of(c) is None),
     }  # fmt: skip
-
-
-def _sha256_of_mini() -> str | None:
-    manifest = weights.WEIGHTS / MINI_ID / MANIFEST  # it lists the hashes of all its files
-    return sha256_of(manifest) if manifest.exists() else None
 
 
 def write(

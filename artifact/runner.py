@@ -32,7 +32,7 @@ from lcs.errors import DiskFull, LcsError
 from lcs.experiments import get_scale
 from lcs.hub.pull import pull, trainer
 from lcs.sampling import check_device
-from lcs.sdxl.package import MANIFEST, MINI_ID, check_files, folder_facts
+from lcs.sdxl.package import MINI_ID, check_files, folder_facts, mini_sha256
 
 HERE = Path(__file__).parent
 STEP_FILE = "step.json"  # what a step left behind, in its folder
@@ -244,8 +244,7 @@ def run_step(step: Step, settings: Settings, say: Say = print) -> tuple[Output, 
 def _key(step: Step, settings: Settings, there: list[Checkpoint], needs: list[Checkpoint]) -> str:
     """Hash of all a step depends on: its checkpoints, the counter, mini-sdxl, the settings and the code."""
     counter = weights.read_manifest(weights.WEIGHTS).get(COUNTER, {}).get("sha256")
-    sdxl = weights.WEIGHTS / MINI_ID / MANIFEST  # it lists the hashes of all its files
-    sdxl = [sha256_of(sdxl) if sdxl.exists() else None, folder_facts(settings.sdxl_model)]
+    sdxl = [mini_sha256(), folder_facts(settings.sdxl_model)]
     return content_hash([
         step.name, settings_dict(settings), [(c.key, settings.sha256(c)) for c in there], [c.key for c in needs],
         counter, sdxl if step.name == "sdxl" else None,

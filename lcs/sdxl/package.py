@@ -36,6 +36,12 @@ WORKING = 1.3  # memory for activations, as a factor
 OFFLOAD = "keep only the part at work on the GPU (`lcs sdxl --offload`, `lcs artifact --sdxl-offload`)"
 
 
+def mini_sha256() -> str | None:
+    """What tells one mini-sdxl from another: the hash of its manifest, which lists those of all its files."""
+    manifest = WEIGHTS / MINI_ID / MANIFEST
+    return sha256_of(manifest) if manifest.exists() else None
+
+
 def folder_facts(model_id: str) -> list:
     """Names, sizes and times of the files of a model that is a folder; nothing for another."""
     folder = Path(model_id)

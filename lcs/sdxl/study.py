@@ -31,10 +31,9 @@ from lcs.sdxl.generate import generate_many
 from lcs.sdxl.hooks import group_of
 from lcs.sdxl.judge import measure_obedience
 from lcs.sdxl.kept import keeping
-from lcs.sdxl.package import MANIFEST, MINI_ID, OFFLOAD, folder_facts, load_pipeline, subject_of
+from lcs.sdxl.package import MINI_ID, OFFLOAD, folder_facts, load_pipeline, mini_sha256, subject_of
 from lcs.sdxl.pixel import PixelStudy, run_pixel_study
 from lcs.sdxl.sampling import Pipe
-from lcs.weights import WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -105,10 +104,8 @@ def run_study(
 
 def _identity(model_id: str, pipe: Pipe) -> str:
     """What the results depend on besides the settings: the model, the device and the code of this folder."""
-    shipped = WEIGHTS / MINI_ID / MANIFEST  # it lists the hashes of all its files
     code = [sha256_of(path) for path in sorted(Path(__file__).parent.glob("*.py"))]
-    facts = folder_facts(model_id), shipped.exists() and sha256_of(shipped)
-    return content_hash([model_id, facts, str(pipe.device), str(pipe.unet.dtype), code])
+    return content_hash([model_id, folder_facts(model_id), mini_sha256(), str(pipe.device), str(pipe.unet.dtype), code])
 
 
 def _check_folder(out: Path) -> None:

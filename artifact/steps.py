@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lcs.experiments import Run
+from lcs.experiments import MAIN_OBJECTS, Run
 from lcs.weights import entry_key
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Effort:
 
     name: str
     samples: int  # per K, standard models
+    other_samples: int  # per K, those on other than 1-3 objects: the paper counted 8
     local_samples: int  # per K, local models: 25 times the work per image
     solver: str  # the multistep solver needs half the network calls of Heun's method for the same error
     steps: int
@@ -38,13 +39,19 @@ class Effort:
     feature_samples: int  # per colour, for the cosine matrices
     pace: float  # how long a step takes, in units of the standard effort
 
+    def samples_of(self, run: Run) -> int:
+        """Images per K of a run."""
+        if run.experiment.local:
+            return self.local_samples
+        return self.samples if run.objects == MAIN_OBJECTS else self.other_samples
+
 
 EFFORTS = {
     e.name: e
     for e in (
-        Effort("quick", 4, 2, "dpmpp_2m", 12, 2, 6, 4, 0.2),
-        Effort("standard", 16, 8, "dpmpp_2m", 20, 4, 12, 16, 1.0),
-        Effort("full", 32, 32, "heun", 32, 8, 16, 64, 5.0),  # the paper's sampler
+        Effort("quick", 4, 2, 2, "dpmpp_2m", 12, 2, 6, 4, 0.2),
+        Effort("standard", 16, 8, 8, "dpmpp_2m", 20, 4, 12, 16, 1.0),
+        Effort("full", 32, 32, 32, "heun", 32, 8, 16, 64, 5.0),  # the paper's sampler
     )
 }
 

@@ -79,7 +79,7 @@ def train(
     from_shipped: Annotated[
         bool, typer.Option(help="Go on from the shipped weights where there is no training state.")
     ] = False,
-    ship: Annotated[bool, typer.Option(help="Copy finished runs to weights/ as fp16, with the manifest.")] = False,
+    ship: Annotated[bool, typer.Option(help="Copy finished runs to weights/, with the manifest.")] = False,
 ) -> None:
     """Train one run, or all of them; run the same command again to resume. Works under `accelerate launch`."""
     from lcs.experiments import get_scale, paper_runs, with_samples

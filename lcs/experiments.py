@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from lcs.errors import LcsError
 
-STAGED_OBJECTS = 3
-STAGED = ("grid-all", "grid-single", "list-all")  # early and mid checkpoints are shipped too (1-3 objects)
+MAIN_OBJECTS = 3  # most figures of the paper are of models trained on 1-3 objects
+STAGED = ("grid-all", "grid-single", "list-all")  # of these early and mid checkpoints are shipped, too
 # Trained right after those on 1-3 objects: one object only, the second colour model, CIFAR-10.
 NEXT_NEEDED = ("grid-all-m1", "grid-single-local-m1", "color-m5", "cifar10")
 GRID = 16  # cells per side of the location grid, in every experiment of the paper
@@ -104,8 +104,13 @@ class Scale:
     local_recipe: Recipe
     labelled_recipe: Recipe | None = None  # of standard models with labels, if not `recipe`
     color_recipe: Recipe | None = None  # of those told colours, if not that
+    # Of labelled standard models on more than `grown_beyond` objects: they begin with the weights of the next fewer,
+    # whose scenes are among their own. None: all begin at random, as in the paper.
+    grown_recipe: Recipe | None = None
+    grown_beyond: int = MAIN_OBJECTS
     local_radius: int = 2  # k: a patch is (2k+1)^2 cells
     list_slots: int = 12
+    packed: bool = False  # shipped as rows of int8 (lcs/packing.py), not fp16
     sigma_data: float = 0.5
     # Images of scenes enter the model as (rgb / 255 - mean) / std * sigma_data.
     pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -133,6 +138,7 @@ SCALES = {
     for s in (
         Scale(
             name="mini",
+            packed=True,  # all models of the paper's tables have to fit into 100 MB
             resolution=64,
             pixel_mean=(0.498, 0.495, 0.490),  # of rendered scenes with 1-3 objects
             pixel_std=(0.075, 0.073, 0.073),
@@ -169,6 +175,16 @@ SCALES = {
             labelled_recipe=MINI_LABELLED,
             # A colour says nothing about where: it matters while objects are seen and their colours not yet.
             color_recipe=replace(MINI_LABELLED, high_noise=(2.2, 0.8)),
+            # The rate at which the others' end begins, falling to zero from there.
+            grown_recipe=replace(
+                MINI_LABELLED,
+                samples=32_000,
+                lr=0.008,
+                lr_decay_batches=10_000,
+                lr_anneal=1.0,
+                anneal_average=False,
+                high_noise_samples=0,
+            ),
             local_recipe=Recipe(
                 optimizer="muon",
                 batch=32,
@@ -220,6 +236,14 @@ class Run:
         return self.experiment.conditioner != "none"
 
     @property
+    def grown_from(self) -> Run | None:
+        """The run whose final weights this one begins with: the same experiment on the next fewer objects."""
+        scale = self.scale
+        if scale.grown_recipe is None or self.objects <= scale.grown_beyond or self.experiment.local:
+            return None
+        return replace(self, objects=max(m for m in self.experiment.objects if m < self.objects))
+
+    @property
     def recipe(self) -> Recipe:
         return getattr(self.scale, self.recipe_name)
 
@@ -228,6 +252,8 @@ class Run:
         """Which of the scale's recipes is this run's."""
         if self.experiment.local:
             return "local_recipe"
+        if self.grown_from is not None:
+            return "grown_recipe"
         own = ("color_recipe",) if self.experiment.conditioner == "color" else ()
         names = (*own, "labelled_recipe") if self.labelled else ()
         return next((name for name in names if getattr(self.scale, name) is not None), "recipe")

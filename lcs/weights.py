@@ -1,4 +1,4 @@
-"""Shipped checkpoints: fp16 safetensors in `weights/`, described and hashed in `weights/manifest.json`.
+"""Shipped checkpoints: safetensors in `weights/`, described and hashed in `weights/manifest.json`.
 
 An entry of the manifest is keyed by "<scale>/<run>/<stage>" and holds the settings the run was trained
 with, the samples it has seen, the code version and the file's sha256. Loading checks the hash, so a
@@ -18,6 +18,7 @@ from lcs.data.files import read_json, sha256_of, write_json
 from lcs.errors import LcsError
 from lcs.experiments import Network, Run
 from lcs.model.build import build_model, trained_network
+from lcs.packing import pack, unpack
 from lcs.training import checkpoint
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
@@ -39,11 +40,13 @@ def read_manifest(root: Path = WEIGHTS) -> dict[str, dict]:
 
 
 def export(run: Run, folder: Path, stage: str = "late", root: Path = WEIGHTS) -> Path:
-    """Copies a trained stage of a run folder into `root` as fp16 and enters it in the manifest."""
+    """Copies a trained stage of a run folder into `root`, in few bytes, and enters it in the manifest."""
     tensors, meta = checkpoint.load_tensors(Path(folder) / f"{stage}.safetensors")
     settings = read_json(Path(folder) / "run.json")
     path = Path(root) / f"{entry_key(run, stage).replace('/', '--')}.safetensors"
-    checkpoint.save_tensors(path, {name: t.half() for name, t in tensors.items()}, meta)
+    checkpoint.save_tensors(
+        path, pack(tensors) if run.scale.packed else {n: t.half() for n, t in tensors.items()}, meta
+    )
     enter(root, entry_key(run, stage), {
         "file": path.name, "sha256": sha256_of(path), "bytes": path.stat().st_size,
         "samples": meta["samples"], "ema_std": meta["ema_std"], "version": lcs.__version__, "settings": settings,
@@ -111,7 +114,7 @@ def load_running(run: Run, folder: Path) -> nn.Module:
 
 def _fill(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> nn.Module:
     try:
-        trained_network(model).load_state_dict({name: t.float() for name, t in tensors.items()})
+        trained_network(model).load_state_dict(unpack(tensors))
     except RuntimeError as error:
         raise LcsError(f"{path} does not fit the model: {str(error).splitlines()[-1].strip()}") from None
     return model.eval().requires_grad_(False)

@@ -61,7 +61,7 @@ def shipped(tmp_path_factory):
 @pytest.fixture
 def tiny(monkeypatch, shipped):
     monkeypatch.setitem(experiments.SCALES, "tiny", SCALE)
-    monkeypatch.setitem(steps.EFFORTS, "quick", Effort("quick", 2, 1, "heun", 2, 2, 2, 2, 0.1))
+    monkeypatch.setitem(steps.EFFORTS, "quick", Effort("quick", 2, 2, 1, "heun", 2, 2, 2, 2, 0.1))
     monkeypatch.setattr(ahead.os, "cpu_count", lambda: 1)  # other processes would take longer to start than to count
     return shipped
 

@@ -11,8 +11,10 @@ from lcs import weights
 from lcs.errors import LcsError
 from lcs.experiments import EXPERIMENTS, SCALES, get_run, paper_runs
 from lcs.model.build import trained_network
+from lcs.packing import pack, unpack
 from lcs.plan import as_table, plan, run_cost
 from lcs.sampling import sample, sample_rgb
+from lcs.training import checkpoint
 from lcs.training.trainer import TrainSettings, train
 
 
@@ -52,10 +54,38 @@ def test_export_and_load(shipped):
     folder, root = shipped
     model, original = weights.load(tiny_run(), root=root), weights.load_stage(tiny_run(), folder / "late.safetensors")
     for a, b in zip(model.state_dict().values(), original.state_dict().values(), strict=True):
-        assert torch.allclose(a, b, rtol=2e-3, atol=1e-3)  # fp16
+        assert torch.allclose(a, b, rtol=2e-3, atol=b.abs().max() / 250)  # fp16, or half a 127th of a row's largest
     entry = weights.read_manifest(root)["tiny/grid-single-m2/late"]
     assert entry["samples"] == 64
     assert entry["settings"]["recipe"]["batch"] == 8
+
+
+def test_packed_weights_are_a_half_step_off_and_pack_to_the_same_again(shipped):
+    folder, root = shipped
+    exact, _ = checkpoint.load_tensors(folder / "late.safetensors")
+    stored, _ = checkpoint.load_tensors(weights.find(tiny_run(), root=root))
+    found = unpack(stored)
+    assert found.keys() == exact.keys()
+    rows = [name for name in exact if stored[name].dtype == torch.uint8]
+    for name in rows:
+        step = exact[name].flatten(1).abs().amax(1) / 127
+        off = (found[name] - exact[name]).flatten(1).abs().amax(1)
+        assert (off <= step * 0.5001).all(), name
+    fine = [name for name in exact if exact[name].ndim > 1 and name not in rows]
+    assert all("16x16" in name or "out_conv" in name for name in fine)  # 32 pixels, unshuffled by 2
+    assert len(fine) > 3
+    assert sum(exact[name].numel() for name in rows) > sum(exact[name].numel() for name in fine)
+    again = pack(found)
+    assert all(torch.equal(again[name], stored[name]) for name in rows)
+
+
+def test_another_scale_ships_fp16(shipped, tmp_path):
+    folder, _ = shipped
+    plain = replace(tiny_run(), scale=replace(tiny_run().scale, packed=False))
+    stored, _ = checkpoint.load_tensors(weights.export(plain, folder, root=tmp_path))
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
+    for a, b in zip(unpack(stored).values(), stored.values(), strict=True):
+        assert torch.equal(a, b.float())
 
 
 def test_damaged_or_missing_weights(shipped, tmp_path):
@@ -80,7 +110,8 @@ def test_sampling_a_batch_equals_its_images_one_by_one(shipped):
     labels = torch.zeros(1, 256)
     both = sample(run, model, labels, [5, 9], steps=3)
     for i, seed in enumerate((5, 9)):
-        assert torch.allclose(sample(run, model, labels, [seed], steps=3), both[i : i + 1], atol=1e-4)
+        # Three steps from sigma 80 enlarge the rounding of a batch's convolutions; another seed would be 7 away.
+        assert torch.allclose(sample(run, model, labels, [seed], steps=3), both[i : i + 1], atol=1e-3)
     assert sample_rgb(run, model, labels, [5], steps=2, solver="dpmpp_2m").shape == (1, 32, 32, 3)
     with pytest.raises(LcsError, match="unknown solver 'euler'"):
         sample(run, model, labels, [0], solver="euler")

@@ -1,15 +1,19 @@
 """The training queue: what it claims, trains, ships and skips; the images a run is opened on."""
 
+from dataclasses import replace
+
 import pytest
-from tiny import tiny_run
+import torch
+from tiny import state, tiny_run
 
 from lcs import weights
-from lcs.data.files import read_json
+from lcs.data.files import read_json, sha256_of
 from lcs.data.shards import DatasetSpec, render_dataset
 from lcs.errors import LcsError
 from lcs.experiments import Run, get_experiment
+from lcs.training import checkpoint
 from lcs.training.queue import claimed, open_source, train_all
-from lcs.training.trainer import TrainSettings
+from lcs.training.trainer import TrainSettings, train
 
 QUIET = TrainSettings(cpu=True, progress=False)
 
@@ -57,6 +61,38 @@ def test_finished_runs_are_shipped_once(tmp_path, monkeypatch, capsys):
     train_all([tiny_run()], None, tmp_path, 0, QUIET, ship=True)
     assert len(exported) == 3
     assert "not shipped, weights of 1000 samples are" in capsys.readouterr().out
+
+
+def growing(objects: int) -> Run:
+    """A tiny run of which those on more than two objects are grown."""
+    scale = tiny_run().scale
+    return replace(tiny_run(), objects=objects, scale=replace(scale, grown_beyond=2, grown_recipe=scale.recipe))
+
+
+def test_a_run_on_more_objects_begins_with_the_weights_of_the_one_on_fewer(tmp_path):
+    one_step = replace(QUIET, stop_after_samples=8)  # of rate zero: the ramp begins there
+    train_all([growing(4)], None, tmp_path, 0, one_step)  # its ancestors are wanted first, and are not finished either
+    assert [p.name for p in (tmp_path / "tiny").iterdir() if (p / "run.json").exists()] == ["grid-single-m2"]
+    train_all([growing(3)], None, tmp_path, 0, QUIET, keep_going=True)
+    train_all([growing(4)], None, tmp_path, 0, one_step)
+    folders = {m: tmp_path / "tiny" / f"grid-single-m{m}" for m in (2, 3, 4)}
+    parent = checkpoint.load_tensors(folders[3] / "late.safetensors")[0]
+    begun = state(folders[4])
+    for name, value in parent.items():
+        assert torch.allclose(begun[f"model.{name}"], value, atol=1e-5), name
+    origin = read_json(folders[4] / "run.json")["grown_from"]
+    assert origin == {
+        "run": "grid-single-m3", "samples": 64, "sha256": sha256_of(folders[3] / "late.safetensors"),
+    }  # fmt: skip
+    assert "grown_from" not in read_json(folders[2] / "run.json")
+    train_all([growing(4)], None, tmp_path, 0, QUIET)  # resumed from its own state
+    assert checkpoint.load_meta(folders[4] / "late.safetensors")["grown_from"] == origin
+    assert not torch.equal(state(folders[4])["model.unet.out_conv.weight"], begun["model.unet.out_conv.weight"])
+
+
+def test_a_run_is_not_grown_from_nothing(tmp_path):
+    with pytest.raises(LcsError, match="begins with the weights of grid-single-m2"):
+        train(growing(3), open_source(growing(3), None), tmp_path, settings=QUIET)
 
 
 def test_a_queue_goes_on_without_the_data_of_one_run(tmp_path, capsys):

@@ -224,6 +224,11 @@ def test_every_kind_of_run_has_its_recipe():
     assert names.pop("cifar10") == "recipe"
     assert {names.pop("grid-single-local"), names.pop("list-all-local")} == {"local_recipe"}
     assert set(names.values()) == {"labelled_recipe"}
+    assert {get_run(e, 4, "mini").recipe_name for e in ("grid-all", "grid-random", "color")} == {"grown_recipe"}
+    assert get_run("grid-single-local", 5, "mini").recipe_name == "local_recipe"
+    assert get_run("grid-all", 6, "mini").grown_from == get_run("grid-all", 5, "mini")
+    assert get_run("color", 5, "mini").grown_from == get_run("color", 3, "mini")
+    assert get_run("grid-all", 6, "paper").grown_from is None  # the paper's begin at random
     assert get_run("color", 3, "paper").recipe == Recipe() == get_run("grid-all", 3, "paper").recipe  # the paper's
     longer = with_samples(get_run("color", 3, "mini"), 999)
     assert (longer.recipe.samples, longer.scale.labelled_recipe.samples) == (999, 160_000)

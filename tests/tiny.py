@@ -20,7 +20,8 @@ _RECIPE = Recipe(
 )  # fmt: skip
 SCALE = replace(
     get_scale("mini"), name="tiny", resolution=32, network=_NETWORK, recipe=_RECIPE, labelled_recipe=None,
-    color_recipe=None, local_network=replace(_NETWORK, unshuffle=1, attn_resolutions=()), local_recipe=_RECIPE,
+    color_recipe=None, grown_recipe=None, local_network=replace(_NETWORK, unshuffle=1, attn_resolutions=()),
+    local_recipe=_RECIPE,
 )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def config(run: Run, stage: str, entry: dict, parameters: int) -> dict:
         "model_type": "lcs-local-edm2" if run.experiment.local else "lcs-edm2",
         "stage": stage,
         "parameters": parameters,
-        "torch_dtype": "float16",
+        "stored_as": _stored_as(run),
         "conditioner": run.experiment.conditioner,
         "sigma_data": run.scale.sigma_data,
         "pixel_mean": run.pixel_mean,
@@ -141,10 +141,10 @@ def _k_max(run: Run, result: dict) -> EvalResult:
 def _training(run: Run, stage: str, entry: dict, parameters: int) -> str:
     settings = entry["settings"]
     recipe, network = settings["recipe"], settings["network"]
-    warm = settings.get("warm_start")
+    grown = settings.get("grown_from")
     rows = {
         "samples seen": f"{entry['samples']:,} of {recipe['samples']:,} ({stage})",
-        "parameters": f"{parameters:,}, stored as fp16",
+        "parameters": f"{parameters:,}, stored as {_stored_as(run)}",
         "network": ", ".join(f"{name} {_plain(value)}" for name, value in network.items()),
         "batch": recipe["batch"],
         "learning rate": f"{recipe['lr']}, ramp-up {recipe['lr_rampup_samples']:,} samples, "
@@ -153,12 +153,16 @@ def _training(run: Run, stage: str, entry: dict, parameters: int) -> str:
         "weights renormalised after the update",
         "noise": _noise(recipe) + f"; sigma_data {run.scale.sigma_data}",
         "weights": f"power-function EMA, std {entry['ema_std']}",
-        "started from": f"the weights of {warm}" if warm else "random weights",
+        "started from": f"the weights of {grown['run']} ({grown['samples']:,} samples)" if grown else "random weights",
         "seed": settings["seed"],
         "lcs": entry["version"],
         "sha256": f"`{entry['sha256']}`",
     }
     return "| setting | value |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+
+
+def _stored_as(run: Run) -> str:
+    return "deflated rows of int8 (lcs/packing.py)" if run.scale.packed else "fp16"
 
 
 def _noise(recipe: dict) -> str:

@@ -7,12 +7,10 @@ commit it got there is written back into the manifest: this is the pin that `pul
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, get_hf_file_metadata, hf_hub_url
-from safetensors import SafetensorError, safe_open
 
 from lcs.data.files import read_json
 from lcs.errors import LcsError
@@ -20,6 +18,8 @@ from lcs.experiments import Run
 from lcs.hub import cards, repo_id
 from lcs.hub.client import HubError, endpoint, has_sha256, hub_errors, signed_in_api
 from lcs.hub.pull import MODEL_FILE
+from lcs.packing import unpack
+from lcs.training.checkpoint import load_tensors
 from lcs.weights import WEIGHTS, enter, entry_key, read_manifest
 
 
@@ -43,12 +43,8 @@ def checkpoint_files(
 
 
 def count_parameters(path: Path) -> int:
-    """Numbers in a safetensors file, from its header."""
-    try:
-        with safe_open(path, framework="np") as handle:
-            return sum(math.prod(handle.get_slice(name).get_shape()) for name in handle.keys())  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise LcsError(f"{path} is not a readable checkpoint: {error}") from None
+    """Weights of the network that a checkpoint holds, however they are stored."""
+    return sum(tensor.numel() for tensor in unpack(load_tensors(path)[0]).values())
 
 
 def push(

@@ -18,7 +18,7 @@ from lcs.data.cifar import CifarImages
 from lcs.data.files import read_json, write_error
 from lcs.data.shards import RenderedScenes, StreamedScenes
 from lcs.errors import DiskFull, LcsError
-from lcs.experiments import STAGED, STAGED_OBJECTS, Run
+from lcs.experiments import MAIN_OBJECTS, STAGED, Run
 from lcs.training import checkpoint
 from lcs.training.trainer import TrainSettings, is_finished, run_folder, train
 
@@ -87,8 +87,9 @@ def train_all(
     the error at the end. Several processes of one launch do stop: one that went on alone would train the next run on
     the others' samples of this one. `from_shipped`: a run without a state here goes on from its shipped weights instead
     of from the start. What waits for another process's run is tried again after every run that was trained here.
+    A run that begins with the weights of another one brings that along, unless it is there or shipped.
     """
-    left, failed = list(runs), []
+    left, failed = _with_ancestors(runs, out), []
     while left:
         waiting, trained = [], False
         for run in left:
@@ -115,6 +116,23 @@ def train_all(
         raise LcsError(f"{', '.join(failed)} could not be trained, see above; the others are finished or in work")
 
 
+def _with_ancestors(runs: list[Run], out: Path) -> list[Run]:
+    """The runs, each behind those it is grown from whose weights are nowhere yet."""
+    queue: list[Run] = []
+    for run in runs:
+        line = [run]
+        while (parent := line[0].grown_from) is not None and _final_weights(parent, out) is None:
+            line.insert(0, parent)
+        queue += [r for r in line if r.name not in {q.name for q in queue}]
+    return queue
+
+
+def _final_weights(run: Run, out: Path) -> Path | None:
+    """The weights at the end of a run: trained here, or shipped."""
+    trained = run_folder(out, run) / "late.safetensors"
+    return trained if trained.exists() else weights.find(run)
+
+
 def _attend_to(run: Run, data, out: Path, seed: int, settings: TrainSettings, ship: bool, cifar, from_shipped) -> str:
     """Trains a run, or says that it is "done" or what it waits for."""
     folder = run_folder(out, run)
@@ -123,6 +141,11 @@ def _attend_to(run: Run, data, out: Path, seed: int, settings: TrainSettings, sh
             return "another process is training it"
         resumed = (folder / checkpoint.STATE).exists()
         shipped = weights.find(run) if from_shipped and not resumed else None
+        parent, grown = run.grown_from, None
+        if parent is not None and not resumed and not shipped:
+            grown = _final_weights(parent, out)
+            if grown is None:
+                return f"waits for {parent.name}"
         outcome = "done"
         if is_finished(folder, run):
             print(f"{run.name}: finished")
@@ -130,7 +153,7 @@ def _attend_to(run: Run, data, out: Path, seed: int, settings: TrainSettings, sh
             print(f"{run.name}: shipped")
         else:
             try:
-                train(run, open_source(run, data, cifar), folder, seed, settings, shipped)
+                train(run, open_source(run, data, cifar), folder, seed, settings, shipped, grown)
             except torch.OutOfMemoryError:
                 raise LcsError(
                     f"{run.name}: not enough memory for {settings.micro_batch or 'all'} samples at once; give a "
@@ -146,7 +169,7 @@ def _ship(run: Run, folder: Path) -> None:
     """Exports the stages that are shipped of a run, unless they are already in the manifest with as many samples."""
     there = weights.read_manifest()
     for stage in (
-        reversed(weights.STAGES) if run.experiment.name in STAGED and run.objects == STAGED_OBJECTS else ("late",)
+        reversed(weights.STAGES) if run.experiment.name in STAGED and run.objects == MAIN_OBJECTS else ("late",)
     ):
         path = folder / f"{stage}.safetensors"
         entry = there.get(weights.entry_key(run, stage), {})

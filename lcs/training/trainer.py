@@ -22,12 +22,13 @@ from torch import nn
 from tqdm import tqdm
 
 import lcs
-from lcs.data.files import as_json, read_json, write_json
+from lcs.data.files import as_json, read_json, sha256_of, write_json
 from lcs.diffusion.loss import edm2_loss
 from lcs.errors import LcsError
 from lcs.experiments import Recipe, Run
 from lcs.model.build import build_model, resolution_of, trained_network
 from lcs.model.layers import normalize_weights_
+from lcs.packing import unpack
 from lcs.training import checkpoint
 from lcs.training.batches import Batch, make_batch
 from lcs.training.ema import PowerEMA
@@ -37,6 +38,7 @@ STAGES = {"early": 0.1, "mid": 0.4, "late": 1.0}  # fractions of training at whi
 SNAPSHOTS = 8  # per run, for post-hoc EMA
 MAX_SKIPPED = 20  # steps with infinite gradients in succession, fp16
 LOG_SAMPLES = 1_000  # samples between rows of the loss log
+ORIGIN = ("continued_at", "grown_from")  # settings that say where the first weights come from
 
 
 @dataclass(frozen=True)
@@ -78,30 +80,32 @@ def train(
     seed: int = 0,
     settings: TrainSettings = TrainSettings(),  # noqa: B008
     continued: Path | None = None,
+    grown: Path | None = None,
 ) -> Path:
     """Trains `run` to its end in `folder`, resuming what is there; returns the path of the final weights.
 
     `continued` is a weights file of this very run, e.g. the shipped one, to go on from when its training state is no
-    longer there.
+    longer there. `grown` is the weights file of `run.grown_from`, to begin with.
     """
     folder = Path(folder)
     accelerator = Accelerator(cpu=settings.cpu, mixed_precision=settings.mixed_precision)
     main = accelerator.is_main_process
     if main:
-        _check_folder(folder, run, seed, _restarts(continued), source)
+        _check_folder(folder, run, seed, _origin(run, continued, grown), source)
         for orphan in (*folder.glob(".*.tmp"), *folder.glob("*.tmp")):  # of a killed process
             orphan.unlink(missing_ok=True)
     accelerator.wait_for_everyone()
-    restarts = read_json(folder / "run.json").get("continued_at", [])
-    begun = restarts[-1] if restarts else 0
+    settled = read_json(folder / "run.json")
+    origin = {key: settled[key] for key in ORIGIN if key in settled}
+    begun = origin.get("continued_at", [0])[-1]
     if is_finished(folder, run):
         return folder / "late.safetensors"
 
     torch.manual_seed(seed)  # initial weights
     whole = build_model(run)
     network = trained_network(whole)
-    if begun and not (folder / checkpoint.STATE).exists():
-        _copy_weights(network, continued)
+    if origin and not (folder / checkpoint.STATE).exists():
+        _copy_weights(network, continued or grown)
     normalize_weights_(network)
     network.to(accelerator.device, memory_format=torch.channels_last).train()
     optimizer = build_optimizer(network, run.recipe)
@@ -120,7 +124,7 @@ def train(
         total=run.recipe.samples, initial=samples, unit="smp", unit_scale=True, smoothing=0.05,
         disable=not (main and settings.progress), desc=run.name, mininterval=2.0,
     )  # fmt: skip
-    saver = _Saver(run, folder, network, optimizer, ema, restarts)
+    saver = _Saver(run, folder, network, optimizer, ema, origin)
     log = _LossLog(folder / "loss.csv", samples)
     last_save = time.monotonic()
     if main:
@@ -158,7 +162,7 @@ def train(
 def _copy_weights(network: nn.Module, path: Path) -> None:
     tensors, _ = checkpoint.load_tensors(path)
     try:
-        network.load_state_dict({name: value.float() for name, value in tensors.items()})
+        network.load_state_dict(unpack(tensors))
     except RuntimeError as error:
         raise LcsError(f"{path} is of another network: {str(error).splitlines()[-1].strip()}") from None
 
@@ -229,10 +233,8 @@ class _Step:
 class _Saver:
     """Writes the state, the three stages and the EMA snapshots of one run."""
 
-    def __init__(
-        self, run: Run, folder: Path, network: nn.Module, optimizer, ema: PowerEMA, restarts: list[int]
-    ) -> None:
-        self.run, self.folder, self.network, self.ema, self.restarts = run, folder, network, ema, restarts
+    def __init__(self, run: Run, folder: Path, network: nn.Module, optimizer, ema: PowerEMA, origin: dict) -> None:
+        self.run, self.folder, self.network, self.ema, self.origin = run, folder, network, ema, origin
         self.optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
 
     def save_state(self, samples: int) -> None:
@@ -266,20 +268,19 @@ class _Saver:
                 continue
             if checkpoint.snapshots(self.folder):
                 tensors, at = checkpoint.posthoc_ema(self.folder, width, round(due))
-                checkpoint.save_tensors(path, tensors, stage_meta(self.run, name, at, width, self.restarts))
+                checkpoint.save_tensors(path, tensors, stage_meta(self.run, name, at, width, self.origin))
 
     def _save_ema(self, path: Path, samples: int, stage: str) -> None:
         width = self.run.recipe.ema_stds[0]
-        checkpoint.save_tensors(
-            path, self.ema.average(width), stage_meta(self.run, stage, samples, width, self.restarts)
-        )
+        checkpoint.save_tensors(path, self.ema.average(width), stage_meta(self.run, stage, samples, width, self.origin))
 
 
-def stage_meta(run: Run, stage: str, samples: int, width: float, restarts: list[int]) -> dict:
+def stage_meta(run: Run, stage: str, samples: int, width: float, origin: dict) -> dict:
     """What is written into the file of a stage's EMA weights."""
-    return {
+    return origin | {
         "run": run.name, "scale": run.scale.name, "stage": stage, "samples": samples,
-        "ema_std": width, "version": lcs.__version__, "continued_at": restarts,
+        "ema_std": width, "version": lcs.__version__,
+        "continued_at": [at for at in origin.get("continued_at", []) if at < samples],
     }  # fmt: skip
 
 
@@ -345,29 +346,39 @@ def reconstruct_stage(run: Run, out: Path, stage: str, width: float, samples: in
     folder = run_folder(out, run)
     tensors, at = checkpoint.posthoc_ema(folder, width, samples)
     path = folder / f"{stage}.safetensors"
-    restarts = [r for r in read_json(folder / "run.json").get("continued_at", []) if r < at]
-    checkpoint.save_tensors(path, tensors, stage_meta(run, stage, at, width, restarts))
+    settled = read_json(folder / "run.json")
+    origin = {key: settled[key] for key in ORIGIN if key in settled}
+    checkpoint.save_tensors(path, tensors, stage_meta(run, stage, at, width, origin))
     return path
 
 
-def _restarts(weights_file: Path | None) -> list[int]:
-    """Where the optimizer began anew, in samples, if training goes on from these weights: there, and before."""
-    if weights_file is None:
-        return []
-    meta = checkpoint.load_meta(weights_file)
-    return [*meta.get("continued_at", []), int(meta["samples"])]
+def _origin(run: Run, continued: Path | None, grown: Path | None) -> dict:
+    """Where a run's first weights come from, for its settings: nothing if they are random.
+
+    `continued_at`: where the optimizer began anew, in samples, there and before. `grown_from`: the other run.
+    """
+    if continued is not None:
+        meta = checkpoint.load_meta(continued)
+        before = {"grown_from": meta["grown_from"]} if "grown_from" in meta else {}
+        return before | {"continued_at": [*meta.get("continued_at", []), int(meta["samples"])]}
+    if grown is not None:
+        meta = checkpoint.load_meta(grown)
+        return {"grown_from": {"run": run.grown_from.name, "samples": meta["samples"], "sha256": sha256_of(grown)}}
+    return {}
 
 
-def _check_folder(folder: Path, run: Run, seed: int, restarts: list[int], source) -> None:
+def _check_folder(folder: Path, run: Run, seed: int, began: dict, source) -> None:
     """A folder belongs to one run: refuses to continue it with other settings or images, except for longer."""
-    wanted, began = run_settings(run, seed) | {"data": source.identity}, {"continued_at": restarts} if restarts else {}
+    wanted = run_settings(run, seed) | {"data": source.identity}
     path = folder / "run.json"
+    if run.grown_from is not None and not began and not (folder / checkpoint.STATE).exists():
+        raise LcsError(f"{run.name} begins with the weights of {run.grown_from.name}; train it by `lcs train`")
     if not path.exists():
         write_json(path, wanted | began)
         return
     found = read_json(path)
     if not (folder / checkpoint.STATE).exists():  # nothing was kept of an earlier start
-        found = {k: v for k, v in found.items() if k != "continued_at"} | began
+        found = {k: v for k, v in found.items() if k not in ORIGIN} | began
     if not _annealing(folder, found["recipe"]):  # until then the length of a run only says when to stop
         if _annealing(folder, found["recipe"] | {"samples": run.recipe.samples}):
             raise LcsError(f"{folder} has seen too many samples to end at {run.recipe.samples}; give more --samples")

@@ -88,11 +88,15 @@ CAPTION_IN_PLACE = (
 
 
 def draw_in_place(numbers: dict):
-    """One panel per training range."""
+    """One panel per training range, three in a row."""
     ranges = sorted({found["objects"] for found in numbers.values()})
-    figure = new_figure(3.4 * len(ranges) + 1.6, 3.4)
-    panels = figure.subplots(1, len(ranges), squeeze=False, sharey=True)[0]
-    for axes, objects in zip(panels, ranges, strict=True):
+    columns = min(len(ranges), 3)
+    rows = -(-len(ranges) // columns)
+    figure = new_figure(3.4 * columns + 1.6, 3.4 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for axes in panels.flat[len(ranges) :]:
+        axes.set_axis_off()
+    for axes, objects in zip(panels.flat, ranges, strict=False):
         axes.plot([0, 12], [0, 12], color="#bbbbbb", lw=1)
         axes.axvline(objects, color="#888888", ls=":", lw=1)
         for name, found in numbers.items():
@@ -104,7 +108,8 @@ def draw_in_place(numbers: dict):
         title = f"trained on {trained_on(objects)} object{'s' * (objects > 1)}"
         axes.set(xlabel="K asked for", title=title, xlim=(0, 12.3), ylim=(0, 12.3))
         axes.legend(frameon=False, fontsize=7.5, loc="upper left")
-    panels[0].set_ylabel("objects in place")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("objects in place")
     return figure
 
 

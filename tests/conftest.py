@@ -8,6 +8,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from hub_site import dataset, hub, mine, pinned, project, trained  # noqa: F401  fixtures
 from tiny import QUIET, source, tiny_run
 
 from lcs.training.trainer import train

@@ -30,6 +30,7 @@ from artifact.rules import (
     locality_is_lost,
     more_energy_at_low_noise,
     more_local_than,
+    never_grows,
     reaches,
     sdxl_arch,
     sdxl_attention,
@@ -99,6 +100,13 @@ def _beyond(rule: str) -> str:
     return _counted(rule) + ", or if the posterior median of K_max is not beyond the objects of training"
 
 
+def _grows(experiment: str, beyond_from: int) -> str:
+    return _counted(
+        f"K_max of {experiment} for three or more M never falls with M and rises in all, so does its posterior median, "
+        f"and it is above M from M = {beyond_from} on; partly: rises from the first to the last"
+    )
+
+
 CLAIMS = [
     Claim("grid-all", "All locations labelled: length-generalizes beyond the 3 objects of training", "9 (v1), 7 (v2)",
           _beyond("K_max of grid-all-m3 at least 6; partly: at least 4"), reaches("grid-all-m3", 6, 4)),
@@ -117,14 +125,21 @@ CLAIMS = [
           _beyond("K_max of grid-single-local-m1 at least 3; partly: at least 2"),
           reaches("grid-single-local-m1", 3, 2)),
     Claim("more-objects", "The more objects in training, the more are drawn, beyond them too", "1, 5, 9, 10, 10, 11",
-          _counted("K_max of grid-all for three or more M never falls with M and rises in all, so does its posterior "
-                   "median, and it is above M from M = 2 on; partly: rises from the first to the last"),
-          grows_with_training),
+          _grows("grid-all", 2), grows_with_training("grid-all", 2)),
+    Claim("single-any", "One location labelled: however many objects in training, one is drawn in place",
+          "1 at M = 2-6", _counted("K_max of grid-single 1 or 2 at every M; partly: at most 3 at every M"),
+          never_grows("grid-single", 2, 3)),
+    Claim("local-5", "Forcing locality by architecture restores it (one labelled, 1-5 objects)", "10+(0-2)",
+          _beyond("K_max of grid-single-local-m5 at least 7; partly: 6"), reaches("grid-single-local-m5", 7, 6)),
     Claim("random", "A random number labelled lies between one and all", "1, 5, 9 (M = 3)",
           _counted("K_max of single < random < all at M = 3, and so their posterior medians; partly: single < all"),
           in_between),
     Claim("drop-one", "All but one labelled: draws what it was trained on", "3+(0-1) (M = 3)",
           _counted("K_max of grid-drop-one-m3 at least 3; partly: at least 2"), reaches("grid-drop-one-m3", 3, 2)),
+    Claim("more-objects-random", "The same with a random number labelled", "3, 5, 6, 8, 9 (M = 2-6)",
+          _grows("grid-random", 2), grows_with_training("grid-random", 2)),
+    Claim("more-objects-drop-one", "The same with all but one labelled", "3, 8, 9, 10 (M = 3-6)",
+          _grows("grid-drop-one", 4), grows_with_training("grid-drop-one", 4)),
     Claim("zero-all", "Asked for nothing, a model of full labels draws nothing", "0",
           _counted("grid-all-m3, K = 0: 95th percentile 0; partly: at most 1"),
           at_zero("grid-all-m3", lambda n: n == 0, lambda n: n <= 1)),
@@ -137,6 +152,8 @@ CLAIMS = [
     Claim("zero-drop-one", "Asked for nothing, a model of all-but-one labels draws at most one", "0-1",
           _counted("grid-drop-one-m3, K = 0: 95th percentile at most 1; partly: at most 2"),
           at_zero("grid-drop-one-m3", lambda n: n <= 1, lambda n: n <= 2)),
+    Claim("color-1", "Colours, trained on one object: stays at one", "1",
+          _counted("K_max of color-m1 is 1; partly: 0 or 2"), stays_below("color-m1", 1, 2)),
     Claim("color-3", "Colours length-generalize a little (1-3 objects)", "4",
           _beyond("K_max of color-m3 at least 4; nothing less is partly"), reaches("color-m3", 4, 4)),
     Claim("color-5", "Colours length-generalize a little (1-5 objects)", "7",

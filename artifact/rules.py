@@ -103,20 +103,52 @@ def at_zero(run: str, ok: Callable[[int], bool], nearly: Callable[[int], bool]) 
     return rule
 
 
-def grows_with_training(numbers: dict) -> Finding:
-    found = {m: numbers["table1"].get(f"grid-all-m{m}") for m in range(1, 7)}
-    known = {m: f for m, f in found.items() if f}
-    if len(known) < 3:
-        raise NotRun("weights of grid-all for three or more M")
-    values = [f["k_max"] for f in known.values()]
-    enough = min(f["samples"] for f in known.values()) >= ENOUGH_SAMPLES
+def grows_with_training(experiment: str, beyond_from: int) -> Callable[[dict], Finding]:
+    """K_max of an experiment over three or more M never falls and rises in all, so does its posterior median, and from
+    M = `beyond_from` on it is above M."""
 
-    def grows(kind: str) -> bool:
-        ordered = [f[kind] for f in known.values()]
-        return all(b >= a for a, b in pairwise(ordered)) and ordered[-1] > ordered[0]
+    def rule(numbers: dict) -> Finding:
+        known = _of_every_m(numbers, experiment)
+        if len(known) < 3:
+            raise NotRun(f"weights of {experiment} for three or more M")
 
-    beyond = all(f["k_max"] > m for m, f in known.items() if m > 1)
-    verdict = graded(grows("k_max") and grows("median") and beyond and enough, values[-1] > values[0])
+        def grows(kind: str) -> bool:
+            ordered = [f[kind] for f in known.values()]
+            return all(b >= a for a, b in pairwise(ordered)) and ordered[-1] > ordered[0]
+
+        values = [f["k_max"] for f in known.values()]
+        enough = min(f["samples"] for f in known.values()) >= ENOUGH_SAMPLES
+        beyond = all(f["k_max"] > m for m, f in known.items() if m >= beyond_from)
+        verdict = graded(grows("k_max") and grows("median") and beyond and enough, values[-1] > values[0])
+        return _by_m(known, verdict)
+
+    return rule
+
+
+def never_grows(experiment: str, most: int, partly: int) -> Callable[[dict], Finding]:
+    """K_max of an experiment is from 1 to `most` at every M, on enough samples of each; partly: at most `partly`."""
+
+    def rule(numbers: dict) -> Finding:
+        known = _of_every_m(numbers, experiment)
+        if len(known) < 3:
+            raise NotRun(f"weights of {experiment} for three or more M")
+        values = [f["k_max"] for f in known.values()]
+        enough = min(f["samples"] for f in known.values()) >= ENOUGH_SAMPLES
+        return _by_m(known, graded(min(values) >= 1 and max(values) <= most and enough, max(values) <= partly))
+
+    return rule
+
+
+def _of_every_m(numbers: dict, experiment: str) -> dict[int, dict]:
+    """What was counted of an experiment, by the M of its training."""
+    drawn = [numbers[step] for step in ("table1", "table2") if step in numbers]
+    if not drawn:
+        raise NotRun("table1 or table2")
+    known = {m: table[f"{experiment}-m{m}"] for m in range(1, 7) for table in drawn if f"{experiment}-m{m}" in table}
+    return dict(sorted(known.items()))
+
+
+def _by_m(known: dict[int, dict], verdict: str) -> Finding:
     text = ", ".join(f"M={m}: {f['k_max']}" for m, f in known.items())
     return Finding(text, verdict, ", ".join(f"{f['low']}-{f['high']}" for f in known.values()))
 

@@ -264,3 +264,10 @@ def test_a_step_makes_what_it_declares(tmp_path, tiny):
         runner.run_step(replace(step, makes=("fig8",)), settings, say=None)
     assert not (tmp_path / "fig9").exists()
     assert all(step.makes for step in registry.STEPS)
+
+
+def test_models_on_other_than_three_objects_are_judged_on_as_many_samples_as_the_papers():
+    standard = steps.EFFORTS["standard"]
+    assert standard.samples_of(get_run("grid-all", 3, "mini")) == standard.samples > 8
+    assert standard.samples_of(get_run("grid-single", 5, "mini")) == 8
+    assert standard.samples_of(get_run("grid-single-local", 3, "mini")) == standard.local_samples

@@ -45,6 +45,26 @@ def test_what_is_in_place_is_said_where_extras_keep_k_max_lower():
     assert claims.judge_one(claim, {"table1": {"grid-single-local-m3": found}}).ours == "K_max 3"
 
 
+def test_one_label_fails_at_every_m():
+    tables = {"table1": {f"grid-single-m{m}": numbers_of(1 + m % 2, m) for m in (2, 3, 4)}}
+    assert verdict_of("single-any", tables) == CAME_OUT
+    for k, verdict in ((0, PARTLY), (3, PARTLY), (4, NOT)):
+        assert verdict_of("single-any", {"table2": tables["table1"] | {"grid-single-m6": numbers_of(k, 6)}}) == verdict
+    assert (
+        verdict_of("single-any", {"table1": tables["table1"] | {"grid-single-m5": numbers_of(1, 5, samples=4)}})
+        == PARTLY
+    )
+    assert verdict_of("single-any", {"table1": {"grid-single-m3": numbers_of(1)}}) == NOT_RUN
+    assert verdict_of("single-any", {}) == NOT_RUN
+
+
+def test_drop_one_grows_beyond_training_from_four_on():
+    found = {f"grid-drop-one-m{m}": numbers_of(k, m) for m, k in ((3, 3), (4, 8), (5, 9), (6, 10))}
+    assert verdict_of("more-objects-drop-one", {"table2": found}) == CAME_OUT
+    assert verdict_of("more-objects-drop-one", {"table2": found | {"grid-drop-one-m4": numbers_of(4, 4)}}) == PARTLY
+    assert verdict_of("more-objects-drop-one", {"table2": found | {"grid-drop-one-m6": numbers_of(3, 6)}}) == NOT
+
+
 def test_few_samples_make_no_verdict():
     assert verdict_of("grid-all", {"table1": {"grid-all-m3": numbers_of(9, samples=2)}}) == PARTLY
     assert verdict_of("grid-single", {"table1": {"grid-single-m3": numbers_of(1, samples=2)}}) == PARTLY

@@ -9,7 +9,7 @@ from tiny import source, tiny_run
 
 from lcs import weights
 from lcs.errors import LcsError
-from lcs.experiments import EXPERIMENTS, SCALES, get_run, paper_runs
+from lcs.experiments import EXPERIMENTS, SCALES, STAGED, get_run, paper_runs
 from lcs.model.build import trained_network
 from lcs.packing import pack, unpack
 from lcs.plan import as_table, plan, run_cost
@@ -136,3 +136,15 @@ def test_a_manifest_of_another_form_is_one_line(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(LcsError, match="is not a manifest"):
         weights.read_manifest(tmp_path)
+
+
+def test_every_model_of_the_tables_is_shipped_in_less_than_100_mb():
+    manifest = weights.read_manifest()
+    missing = [run.name for run in paper_runs("mini") if weights.entry_key(run) not in manifest]
+    missing += [f"{name}-m3, {stage}" for name in STAGED for stage in weights.STAGES
+                if f"mini/{name}-m3/{stage}" not in manifest]  # fmt: skip
+    assert not missing
+    files = [path for path in weights.WEIGHTS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 100e6
+    named = {entry["file"] for entry in manifest.values()}
+    assert {path.name for path in weights.WEIGHTS.glob("*.safetensors")} == named  # nothing superseded lies about

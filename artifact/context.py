@@ -110,7 +110,7 @@ class Context:
         """Folder of the counted samples of a checkpoint, the K and the samples per K."""
         run, effort = checkpoint.run, self.effort
         ks = list(range(len(get_conditioner(run.experiment.conditioner).test_conditions) + 1))
-        samples = self.settings.samples or effort.samples_of(run)
+        samples = self.settings.samples or effort.samples_of(checkpoint)
         counter_sha = weights.read_manifest(weights.WEIGHTS).get(MANIFEST_KEY, {}).get("sha256")
         key = content_hash(
             [checkpoint.key, self.settings.sha256(checkpoint), counter_sha, code_hash(COUNT_SOURCES), ks, samples,

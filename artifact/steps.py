@@ -30,7 +30,7 @@ class Effort:
 
     name: str
     samples: int  # per K, standard models
-    other_samples: int  # per K, those on other than 1-3 objects: the paper counted 8
+    other_samples: int  # per K, those on other than 1-3 objects, and early and mid stages: the paper counted 8
     local_samples: int  # per K, local models: 25 times the work per image
     solver: str  # the multistep solver needs half the network calls of Heun's method for the same error
     steps: int
@@ -39,18 +39,19 @@ class Effort:
     feature_samples: int  # per colour, for the cosine matrices
     pace: float  # how long a step takes, in units of the standard effort
 
-    def samples_of(self, run: Run) -> int:
-        """Images per K of a run."""
-        if run.experiment.local:
+    def samples_of(self, checkpoint: Checkpoint) -> int:
+        """Images per K of a checkpoint."""
+        if checkpoint.run.experiment.local:
             return self.local_samples
-        return self.samples if run.objects == MAIN_OBJECTS else self.other_samples
+        main = checkpoint.run.objects == MAIN_OBJECTS and checkpoint.stage == "late"
+        return self.samples if main else self.other_samples
 
 
 EFFORTS = {
     e.name: e
     for e in (
         Effort("quick", 4, 2, 2, "dpmpp_2m", 12, 2, 6, 4, 0.2),
-        Effort("standard", 16, 8, 8, "dpmpp_2m", 20, 4, 12, 16, 1.0),
+        Effort("standard", 16, 8, 8, "dpmpp_2m", 16, 4, 12, 16, 1.0),
         Effort("full", 32, 32, 32, "heun", 32, 8, 16, 64, 5.0),  # the paper's sampler
     )
 }
@@ -70,7 +71,7 @@ class Step:
     cost: float = 10.0  # about how many seconds at standard effort, what is worked out ahead apart: for the time left
     counted: bool = False  # it wants the counted samples of all its checkpoints
     traced: bool = False  # it wants the locality of all its checkpoints
-    alone: bool = False  # takes minutes and shares nothing with others: drawn while others are worked out ahead
+    alone: bool = False  # shares nothing with others: drawn while others are worked out ahead
     sources: tuple[str, ...] = ()  # further files of lcs/ whose change makes old results stale (patterns)
     makes: tuple[str, ...] = ()  # names of its figures and tables (patterns, where they depend on the checkpoints)
     also: tuple[str, ...] = ()  # further names for --only: figures of the paper that it draws, too

@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing import get_context
 
+from torch import nn
 from tqdm import tqdm
 
 from artifact import locality
 from artifact.context import Context, Settings
 from artifact.steps import Checkpoint, Step
+from lcs.counter.detector import Counter, load_counter
 from lcs.errors import DiskFull
 from lcs.threads import use_threads
 
@@ -104,7 +107,13 @@ def find_jobs(settings: Settings, steps: list[Step], draw_alone: Callable[[str, 
 
 
 def count(settings: Settings, checkpoint: Checkpoint, k: int) -> None:
-    Context(settings, settings.out, [checkpoint]).count(checkpoint, k)
+    context = Context(settings, settings.out, [checkpoint])
+    context.count(checkpoint, k, *_counted_with(settings, checkpoint))
+
+
+@lru_cache(maxsize=1)  # a process is given the K of one checkpoint after another
+def _counted_with(settings: Settings, checkpoint: Checkpoint) -> tuple[nn.Module, Counter]:
+    return Context(settings, settings.out, [checkpoint]).model(checkpoint), load_counter()
 
 
 def trace(settings: Settings, checkpoint: Checkpoint) -> None:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from artifact.steps import Checkpoint, Effort, Output
 from lcs import weights
 from lcs.conditioning import get_conditioner
-from lcs.counter.detector import MANIFEST_KEY, load_counter
+from lcs.counter.detector import MANIFEST_KEY, Counter, load_counter
 from lcs.data.files import atomic_write, content_hash, read_json, write_json
 from lcs.evaluation import evaluate_run, to_markdown
 from lcs.rule import KRow, summarise
@@ -118,13 +118,12 @@ class Context:
         )  # fmt: skip
         return self.settings.out / "counts" / f"{run.name}-{checkpoint.stage}-{key}", ks, samples
 
-    def count(self, checkpoint: Checkpoint, k: int, model: nn.Module | None = None) -> None:
+    def count(self, checkpoint: Checkpoint, k: int, model: nn.Module, counter: Counter) -> None:
         """Draws the samples of one K and stores what was counted and the first pictures."""
         run, effort = checkpoint.run, self.effort
         store, _, samples = self._store(checkpoint)
         part = evaluate_run(
-            run, model or self.model(checkpoint), [k], samples, effort.steps, effort.solver, self.settings.seed,
-            progress=False, counter=load_counter(),
+            run, model, [k], samples, effort.steps, effort.solver, self.settings.seed, progress=False, counter=counter,
             on_images=lambda k, images, _: save_png(_pictures_file(store, k), np.concatenate(images[:SHOWN], axis=1)),
         )  # fmt: skip
         write_json(_row_file(store, k), part.to_json())  # last: its presence means all is there
@@ -134,9 +133,9 @@ class Context:
         store, ks, samples = self._store(checkpoint)
         if left := self.uncounted(checkpoint):
             self.say(f"{checkpoint.run.name} ({checkpoint.stage}): {samples} samples for each of {len(left)} K")
-            model = self.model(checkpoint)
+            model, counter = self.model(checkpoint), load_counter()
             for k in tqdm(left, unit="K", disable=not self.progress, desc=checkpoint.run.name):
-                self.count(checkpoint, k, model)
+                self.count(checkpoint, k, model, counter)
         parts = [read_json(_row_file(store, k)) for k in ks]
         rows = [KRow(**row) for part in parts for row in part["rows"]]
         seconds = sum(part["seconds"] for part in parts)

@@ -7,7 +7,6 @@ its `name` is the file name, the table row, the model card and the entry in `wei
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from lcs.errors import LcsError
@@ -109,7 +108,6 @@ class Scale:
     # whose scenes are among their own. None: all begin at random, as in the paper.
     grown_recipe: Recipe | None = None
     grown_beyond: int = MAIN_OBJECTS
-    color_grown_recipe: Recipe | None = None  # of those told colours, if they grow, too: from one object on
     local_radius: int = 2  # k: a patch is (2k+1)^2 cells
     list_slots: int = 12
     packed: bool = False  # shipped as rows of int8 (lcs/packing.py), not fp16
@@ -187,18 +185,6 @@ SCALES = {
                 anneal_average=False,
                 high_noise_samples=0,
             ),
-            # What a colour's label means is learned surely with one object; with more of them, whose colour it is.
-            color_grown_recipe=replace(
-                MINI_LABELLED,
-                samples=96_000,
-                lr=0.012,
-                lr_decay_batches=10_000,
-                lr_anneal=1.0,
-                anneal_average=False,
-                p_mean=1.2,
-                p_std=1.5,
-                high_noise_samples=0,
-            ),
             local_recipe=Recipe(
                 optimizer="muon",
                 batch=32,
@@ -252,20 +238,10 @@ class Run:
     @property
     def grown_from(self) -> Run | None:
         """The run whose final weights this one begins with: the same experiment on the next fewer objects."""
-        if self.experiment.local or not self.labelled or self.objects <= self._grown_beyond:
+        scale = self.scale
+        if scale.grown_recipe is None or self.objects <= scale.grown_beyond or self.experiment.local:
             return None
         return replace(self, objects=max(m for m in self.experiment.objects if m < self.objects))
-
-    @property
-    def _told_colors(self) -> bool:
-        return self.experiment.conditioner == "color"
-
-    @property
-    def _grown_beyond(self) -> float:
-        """On more objects than these a run begins with the weights of one on fewer."""
-        if self._told_colors and self.scale.color_grown_recipe is not None:
-            return 1
-        return math.inf if self.scale.grown_recipe is None else self.scale.grown_beyond
 
     @property
     def recipe(self) -> Recipe:
@@ -276,11 +252,10 @@ class Run:
         """Which of the scale's recipes is this run's."""
         if self.experiment.local:
             return "local_recipe"
-        own = "color_" if self._told_colors else ""
         if self.grown_from is not None:
-            names = (f"{own}grown_recipe", "grown_recipe")
-        else:
-            names = (f"{own}recipe", "labelled_recipe") if own else ("labelled_recipe",) if self.labelled else ()
+            return "grown_recipe"
+        own = ("color_recipe",) if self.experiment.conditioner == "color" else ()
+        names = (*own, "labelled_recipe") if self.labelled else ()
         return next((name for name in names if getattr(self.scale, name) is not None), "recipe")
 
     @property

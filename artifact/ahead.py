@@ -1,8 +1,9 @@
 """Works out ahead, with a process per core, what the steps will ask for: counted samples, locality, whole steps.
 
 On a CPU one thread per job is about twice as fast as all threads on one job after another. Jobs are small (the samples
-of one K, the trace of one checkpoint), so that the cores finish together, and the longest begin first. Whatever a job
-leaves is stored under the hash of all it depends on; a killed run goes on with the jobs that are not done.
+of one K, the trace of one checkpoint), so that the cores finish together; a step is drawn as soon as all it shows is
+there. Whatever a job leaves is stored under the hash of all it depends on; a killed run goes on with the jobs that are
+not done.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,28 +35,42 @@ class Job:
     seconds: float  # about how long it takes on one core
     work: Callable
     arguments: tuple
+    after: frozenset[str] = frozenset()  # titles of the jobs whose results it wants
+    draws: bool = False  # it draws a whole step
 
 
-def work_ahead(settings: Settings, steps: list[Step], draw_alone: Callable[[str, Settings], None]) -> None:
-    """Does all that `steps` share or that can be done beside others; a job that fails is met again by its step."""
-    jobs = find_jobs(settings, steps, draw_alone)
+def work_ahead(settings: Settings, steps: list[Step], draw: Callable[[str, Settings], None]) -> None:
+    """Does all that can be done side by side; a job that fails is met again by its step, or as one.
+
+    A step that would be drawn with nothing beside it is left to the caller, which has all threads for it.
+    """
+    jobs = find_jobs(settings, steps, draw)
     workers = min(len(jobs), os.cpu_count() or 1)
     if settings.device != "cpu" or workers < 2:
         return
     total = sum(job.seconds for job in jobs)
-    print(f"{len(jobs)} jobs in {workers} processes: samples, locality (about {clock(total / workers)})", flush=True)
+    print(f"{len(jobs)} jobs in {workers} processes: samples, locality, figures (about {clock(total / workers)})",
+          flush=True)  # fmt: skip
     start = time.monotonic()
     bar = tqdm(total=total, bar_format="{percentage:3.0f}%|{bar}| {elapsed}, about {remaining} left{postfix}")
     with bar, ending_with_us(ProcessPoolExecutor(workers, get_context("spawn"), _begin, (os.getpid(),))) as pool:
-        running = {pool.submit(job.work, *job.arguments): job for job in jobs}
-        for done in as_completed(running):
-            job = running[done]
-            if isinstance(done.exception(), DiskFull):
-                raise done.exception()
-            if done.exception() is not None:
-                bar.write(f"{job.title}: {done.exception()}")
-            bar.set_postfix_str(job.title, refresh=False)
-            bar.update(min(job.seconds, total - bar.n))
+        running: dict[Future, Job] = {}
+        waiting = {job.title: job for job in jobs}
+        while True:
+            under_way = waiting.keys() | {job.title for job in running.values()}
+            ready = [job for job in waiting.values() if not job.after & under_way]
+            if not running and (not ready or (len(waiting) == 1 and ready[0].draws)):
+                break
+            for job in ready[: workers - len(running)]:
+                running[pool.submit(job.work, *job.arguments)] = waiting.pop(job.title)
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(done)
+                if isinstance(done.exception(), DiskFull):
+                    raise done.exception()
+                if done.exception() is not None and not job.draws:  # a step's own error is told in its turn
+                    bar.write(f"{job.title}: {done.exception()}")
+                bar.set_postfix_str(job.title, refresh=False)
+                bar.update(min(job.seconds, total - bar.n))
     print(f"      {clock(time.monotonic() - start)}", flush=True)
 
 
@@ -85,25 +100,30 @@ def _begin(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def find_jobs(settings: Settings, steps: list[Step], draw_alone: Callable[[str, Settings], None]) -> list[Job]:
-    """Everything that is not there yet, the longest first."""
+def find_jobs(settings: Settings, steps: list[Step], draw: Callable[[str, Settings], None]) -> list[Job]:
+    """Everything that is not there yet; first what most work hangs on, its own and that of a step waiting for it."""
     counted = dict.fromkeys(c for step in steps if step.counted for c in step.needs(settings.scale))
     traced = dict.fromkeys(c for step in steps if step.traced for c in step.needs(settings.scale))
     context = Context(settings, settings.out, list(counted))
-    jobs = [
-        Job(f"{c.key}, K = {k}", context.seconds_of_k(c), count, (settings, c, k))
+    counts = {
+        c: [Job(f"{c.key}, K = {k}", context.seconds_of_k(c), count, (settings, c, k)) for k in context.uncounted(c)]
         for c in context.checkpoints
-        for k in context.uncounted(c)
-    ]
+    }
     context = Context(settings, settings.out, list(traced))
-    jobs += [
-        Job(f"{c.key}, locality", locality.seconds_of_trace(context, c), trace, (settings, c))
+    traces = {
+        c: [Job(f"{c.key}, locality", locality.seconds_of_trace(context, c), trace, (settings, c))]
         for c in context.checkpoints
         if not locality.trace_file(context, c).exists()
-    ]
-    pace = settings.effort.pace
-    jobs += [Job(s.name, s.cost * pace, draw_alone, (s.name, settings)) for s in steps if s.alone]
-    return sorted(jobs, key=lambda job: -job.seconds)
+    }
+    jobs = [job for made in (*counts.values(), *traces.values()) for job in made]
+    hanging = dict.fromkeys((job.title for job in jobs), 0.0)  # seconds of the longest step that waits for a job
+    for step in steps:
+        wanted = [made.get(c, []) for made, wants in ((counts, step.counted), (traces, step.traced)) if wants
+                  for c in step.needs(settings.scale)]  # fmt: skip
+        after = frozenset(job.title for made in wanted for job in made)
+        jobs.append(Job(step.name, step.cost * settings.effort.pace, draw, (step.name, settings), after, draws=True))
+        hanging |= {title: max(hanging[title], jobs[-1].seconds) for title in after}
+    return sorted(jobs, key=lambda job: -job.seconds - hanging.get(job.title, 0.0))
 
 
 def count(settings: Settings, checkpoint: Checkpoint, k: int) -> None:

@@ -55,5 +55,5 @@ def fig12(context: Context) -> dict:
 
 
 STEPS = [Step("fig12", "CIFAR-10: pixel locality over the noise schedule", "v1 Fig 12", fig12,
-              lambda scale: [Checkpoint(get_run("cifar10", 0, scale))], 1, cost=10, alone=True, sources=SOURCES,
+              lambda scale: [Checkpoint(get_run("cifar10", 0, scale))], 1, cost=10, sources=SOURCES,
               makes=("fig12",))]  # fmt: skip

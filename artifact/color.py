@@ -133,6 +133,6 @@ def draw_all_layers(cosines: FeatureCosines) -> Figure:
 
 
 STEPS = [
-    Step("fig5", "colour: length generalization and feature space", "v1 Fig 5, 11", fig5, colored, 1, cost=120,
+    Step("fig5", "colour: length generalization and feature space", "v1 Fig 5, 11", fig5, colored, 1, cost=250,
          counted=True, sources=("features.py", "bootstrap.py"), also=("fig11",), makes=("fig5-*", "fig11-*")),
 ]  # fmt: skip

@@ -73,7 +73,7 @@ def run_artifact(
         drawn = [file for step in steps if (file := settings.out / step.name / STEP_FILE).exists()]
         settings = replace(settings, stale=tuple(map(_mark, drawn)))
     todo = [step for step in steps if not is_drawn(step, settings)]
-    work_ahead(settings, todo, draw_alone)
+    work_ahead(settings, todo, draw_ahead)
     undrawn = [step for step in todo if not is_drawn(step, settings)]
     results: dict[str, Output] = {}
     failures: dict[str, str] = {}
@@ -200,7 +200,7 @@ def acquire(
                 print(f"{checkpoint.key}: {error}")
 
 
-def draw_alone(name: str, settings: Settings) -> None:
+def draw_ahead(name: str, settings: Settings) -> None:
     """A step as a job of another process, by its name (a `Step` holds functions, which cannot be sent)."""
     run_step(next(step for step in STEPS if step.name == name), settings, say=None)
 

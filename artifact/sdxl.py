@@ -61,6 +61,6 @@ def sdxl(context: Context) -> dict:
 
 STEPS = [
     Step("sdxl", "SDXL: pixel space, feature space, compositions, a local intervention", "v1 Fig 6, 7, 13; v2 Fig 4, 5",
-         sdxl, cost=500, alone=True, makes=(*CAPTIONS, *TABLES), also=("fig6", "fig7", "fig13"),
+         sdxl, cost=500, makes=(*CAPTIONS, *TABLES), also=("fig6", "fig7", "fig13"),
          sources=("sdxl/*.py", "bootstrap.py", "locality.py", "render/*.py", "scenes/*.py")),
 ]  # fmt: skip

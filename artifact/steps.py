@@ -50,7 +50,7 @@ class Effort:
 EFFORTS = {
     e.name: e
     for e in (
-        Effort("quick", 4, 2, 2, "dpmpp_2m", 12, 2, 6, 4, 0.2),
+        Effort("quick", 4, 2, 2, "dpmpp_2m", 10, 2, 6, 4, 0.2),
         Effort("standard", 16, 8, 8, "dpmpp_2m", 16, 4, 12, 16, 1.0),
         Effort("full", 32, 32, 32, "heun", 32, 8, 16, 64, 5.0),  # the paper's sampler
     )
@@ -68,10 +68,9 @@ class Step:
     # What it draws from at a scale. A missing checkpoint is reported and left out; `least` of them must be there.
     needs: Callable[[str], list[Checkpoint]] = lambda scale: []
     least: int = 0
-    cost: float = 10.0  # about how many seconds at standard effort, what is worked out ahead apart: for the time left
+    cost: float = 10.0  # about how many seconds of one core at standard effort, counted samples and locality apart
     counted: bool = False  # it wants the counted samples of all its checkpoints
     traced: bool = False  # it wants the locality of all its checkpoints
-    alone: bool = False  # shares nothing with others: drawn while others are worked out ahead
     sources: tuple[str, ...] = ()  # further files of lcs/ whose change makes old results stale (patterns)
     makes: tuple[str, ...] = ()  # names of its figures and tables (patterns, where they depend on the checkpoints)
     also: tuple[str, ...] = ()  # further names for --only: figures of the paper that it draws, too

@@ -59,4 +59,4 @@ def theory(context: Context) -> dict:
 
 
 STEPS = [Step("theory", "Lemmas 1-3, Claims 1-2, Corollary 1 on Gaussians and mixtures", "v1 sections 3-5, A-D", theory,
-              cost=30, alone=True, sources=("theory/*.py",), makes=tuple(CAPTIONS), also=("fig3",))]  # fmt: skip
+              cost=30, sources=("theory/*.py",), makes=tuple(CAPTIONS), also=("fig3",))]  # fmt: skip

@@ -49,6 +49,6 @@ def shown(scale: str) -> list[Checkpoint]:
 
 
 STEPS = [
-    Step("undone", "what is left undone at high noise", "beyond the paper", undone, shown, 1, cost=60, alone=True,
+    Step("undone", "what is left undone at high noise", "beyond the paper", undone, shown, 1, cost=60,
          makes=("undone",), sources=("probe.py", "conditioning.py", "model/*.py", "render/*.py", "scenes/*.py")),
 ]  # fmt: skip

@@ -107,14 +107,19 @@ def test_a_killed_count_goes_on_with_the_k_that_are_missing(tmp_path, tiny, monk
     assert json.loads((tmp_path / "results.json").read_text())["steps"]["fig4"]["numbers"] == whole
 
 
-def test_a_step_that_stands_alone_is_drawn_beside_the_others(tmp_path, tiny, monkeypatch):
-    sdxl = next(step for step in registry.STEPS if step.name == "sdxl")
-    fig4 = next(step for step in registry.STEPS if step.name == "fig4")
+def test_a_step_is_drawn_when_all_it_shows_is_there_and_what_most_hangs_on_comes_first(tmp_path, tiny):
+    sdxl, fig4, fig2 = (next(s for s in registry.STEPS if s.name == name) for name in ("sdxl", "fig4", "fig2"))
     settings = runner.check_settings(tmp_path, "tiny", "quick", "weights", None, "cpu", 0, tiny)
-    jobs = ahead.find_jobs(settings, [fig4, sdxl], runner.draw_alone)
-    assert jobs[0].arguments == (sdxl.name, settings)  # the longest first
-    assert jobs[0].work is runner.draw_alone
-    assert [job.seconds for job in jobs] == sorted((job.seconds for job in jobs), reverse=True)
+    jobs = ahead.find_jobs(settings, [fig4, fig2, sdxl], runner.draw_ahead)
+    by_title = {job.title: job for job in jobs}
+    assert jobs[0].arguments == (sdxl.name, settings)  # the longest, and it waits for nothing
+    assert jobs[0].work is runner.draw_ahead
+    assert not jobs[0].after
+    assert by_title["fig4"].after == {title for title in by_title if "K = " in title}
+    assert by_title["fig2"].after == {title for title in by_title if "locality" in title}
+    for step in ("fig4", "fig2"):
+        assert by_title[step].after
+        assert all(jobs.index(by_title[title]) < jobs.index(by_title[step]) for title in by_title[step].after)
 
 
 def test_everything_is_drawn_and_reported(tmp_path, tiny, capsys, monkeypatch):

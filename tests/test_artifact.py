@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,24 @@ def test_a_step_is_drawn_when_all_it_shows_is_there_and_what_most_hangs_on_comes
     for step in ("fig4", "fig2"):
         assert by_title[step].after
         assert all(jobs.index(by_title[title]) < jobs.index(by_title[step]) for title in by_title[step].after)
+
+
+def test_jobs_wait_for_what_they_want_and_a_step_with_nothing_beside_it_is_left(tmp_path, tiny, monkeypatch):
+    made, used, drawn = tmp_path / "made", tmp_path / "used", tmp_path / "drawn"
+    use = ahead.Job("use", 9.0, os.rename, (made, used), frozenset({"make"}))  # fails if it comes before
+    step = ahead.Job("step", 5.0, Path.mkdir, (drawn,), frozenset({"use"}), draws=True)
+    make = ahead.Job("make", 1.0, Path.mkdir, (made,))
+    settings = runner.check_settings(tmp_path, "tiny", "quick", "weights", None, "cpu", 0, tiny)
+    monkeypatch.setattr(ahead.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(ahead, "find_jobs", lambda *_: [use, step, make])
+    ahead.work_ahead(settings, [], runner.draw_ahead)
+    assert used.is_dir()
+    assert not drawn.exists()
+    waits = ahead.Job("waits", 1.0, used.rename, (made,), frozenset({"step"}))
+    monkeypatch.setattr(ahead, "find_jobs", lambda *_: [step, waits])
+    ahead.work_ahead(settings, [], runner.draw_ahead)
+    assert drawn.is_dir()
+    assert made.is_dir()
 
 
 def test_everything_is_drawn_and_reported(tmp_path, tiny, capsys, monkeypatch):

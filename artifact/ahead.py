@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -53,25 +53,33 @@ def work_ahead(settings: Settings, steps: list[Step], draw: Callable[[str, Setti
           flush=True)  # fmt: skip
     start = time.monotonic()
     bar = tqdm(total=total, bar_format="{percentage:3.0f}%|{bar}| {elapsed}, about {remaining} left{postfix}")
-    with bar, ending_with_us(ProcessPoolExecutor(workers, get_context("spawn"), _begin, (os.getpid(),))) as pool:
-        running: dict[Future, Job] = {}
-        waiting = {job.title: job for job in jobs}
-        while True:
-            under_way = waiting.keys() | {job.title for job in running.values()}
-            ready = [job for job in waiting.values() if not job.after & under_way]
-            if not running and (not ready or (len(waiting) == 1 and ready[0].draws)):
-                break
-            for job in ready[: workers - len(running)]:
-                running[pool.submit(job.work, *job.arguments)] = waiting.pop(job.title)
-            for done in wait(running, return_when=FIRST_COMPLETED).done:
-                job = running.pop(done)
-                if isinstance(done.exception(), DiskFull):
-                    raise done.exception()
-                if done.exception() is not None and not job.draws:  # a step's own error is told in its turn
-                    bar.write(f"{job.title}: {done.exception()}")
-                bar.set_postfix_str(job.title, refresh=False)
-                bar.update(min(job.seconds, total - bar.n))
+    try:
+        with bar, ending_with_us(ProcessPoolExecutor(workers, get_context("spawn"), _begin, (os.getpid(),))) as pool:
+            work_off(jobs, pool, workers, bar)
+    except BrokenExecutor:
+        print("      a process was killed, perhaps for want of memory: what is left is done in this one", flush=True)
     print(f"      {clock(time.monotonic() - start)}", flush=True)
+
+
+def work_off(jobs: list[Job], pool: ProcessPoolExecutor, workers: int, bar: tqdm) -> None:
+    """All jobs in their order, each once those it comes after are done, but for a step left alone at the end."""
+    running: dict[Future, Job] = {}
+    waiting = {job.title: job for job in jobs}
+    while True:
+        under_way = waiting.keys() | {job.title for job in running.values()}
+        ready = [job for job in waiting.values() if not job.after & under_way]
+        if not running and (not ready or (len(waiting) == 1 and ready[0].draws)):
+            return
+        for job in ready[: workers - len(running)]:
+            running[pool.submit(job.work, *job.arguments)] = waiting.pop(job.title)
+        for done in wait(running, return_when=FIRST_COMPLETED).done:
+            job, error = running.pop(done), done.exception()
+            if isinstance(error, (DiskFull, BrokenExecutor)):
+                raise error
+            if error is not None and not job.draws:  # a step's own error is told in its turn
+                bar.write(f"{job.title}: {error}")
+            bar.set_postfix_str(job.title, refresh=False)
+            bar.update(min(job.seconds, bar.total - bar.n))
 
 
 @contextmanager

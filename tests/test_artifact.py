@@ -123,7 +123,7 @@ def test_a_step_is_drawn_when_all_it_shows_is_there_and_what_most_hangs_on_comes
         assert all(jobs.index(by_title[title]) < jobs.index(by_title[step]) for title in by_title[step].after)
 
 
-def test_jobs_wait_for_what_they_want_and_a_step_with_nothing_beside_it_is_left(tmp_path, tiny, monkeypatch):
+def test_jobs_wait_for_what_they_want_and_a_step_with_nothing_beside_it_is_left(tmp_path, tiny, monkeypatch, capsys):
     made, used, drawn = tmp_path / "made", tmp_path / "used", tmp_path / "drawn"
     use = ahead.Job("use", 9.0, os.rename, (made, used), frozenset({"make"}))  # fails if it comes before
     step = ahead.Job("step", 5.0, Path.mkdir, (drawn,), frozenset({"use"}), draws=True)
@@ -139,6 +139,10 @@ def test_jobs_wait_for_what_they_want_and_a_step_with_nothing_beside_it_is_left(
     ahead.work_ahead(settings, [], runner.draw_ahead)
     assert drawn.is_dir()
     assert made.is_dir()
+    dies = ahead.Job("dies", 1.0, os._exit, (1,))
+    monkeypatch.setattr(ahead, "find_jobs", lambda *_: [dies, waits])
+    ahead.work_ahead(settings, [], runner.draw_ahead)
+    assert "a process was killed" in capsys.readouterr().out
 
 
 def test_everything_is_drawn_and_reported(tmp_path, tiny, capsys, monkeypatch):

@@ -122,6 +122,8 @@ def _write_small(out: Path, keep: Path, steps, results, verdicts, facts) -> None
         for item in results[step.name].tables if step.name in results else ():
             shutil.copyfile(out / step.name / item["file"], keep / f"{step.name}-{item['file']}")
     write_json(keep / "claims.json", as_rows(verdicts))
+    rows = [_claim_row(v) for v in verdicts]
+    (keep / "claims.md").write_text(to_markdown([{k: row[k] for k in row if k != "rule"} for row in rows]))
     write_json(keep / "figures.json", figures)
     here = {name: value for name, value in facts.items() if name not in ("out", "weights folder")}
     write_json(keep / "environment.json", here)  # which weights, settings and versions these results are of

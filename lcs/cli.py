@@ -147,6 +147,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Image i of every K starts from noise seed + i.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     stage: Annotated[str, typer.Option(help="early, mid or late checkpoint.")] = "late",
+    store: Annotated[Path | None, typer.Option(help="JSON file that keeps every result; run again to resume.")] = None,
     counter: Annotated[bool, typer.Option("--counter", help="The counter's own error on held-out renders.")] = False,
     json_: Json = False,
 ) -> None:
@@ -169,9 +170,13 @@ def evaluate(
         raise LcsError("name experiments, or give --all")
     ks = None if k is None else parse_counts(k, "--k")
     check_device(device)
+
+    def tell(result: dict) -> None:
+        print(to_markdown(summary_rows([result])).splitlines()[-1])
+
     results = evaluate_all(
         scale, None if all_ else experiments, samples, ks, steps, solver, seed, stage, device=device, objects=objects,
-        workers=os.cpu_count() or 1, on_result=lambda r: print(to_markdown(summary_rows([r])).splitlines()[-1]),
+        workers=os.cpu_count() or 1, on_result=tell, store=store,
     )  # fmt: skip
     print(to_markdown(summary_rows(results)))
     if json_:

@@ -17,9 +17,11 @@ import numpy as np
 from torch import nn
 from tqdm import tqdm
 
+import lcs
 from lcs import weights
 from lcs.conditioning import get_conditioner
 from lcs.counter.detector import Counter, Detections, load_counter
+from lcs.data.files import content_hash, read_json, write_json
 from lcs.errors import LcsError
 from lcs.experiments import Run, get_experiment, paper_runs
 from lcs.rule import (
@@ -98,12 +100,14 @@ def evaluate_all(
     device: str = "cpu",
     workers: int = 1,
     objects: int | None = None,
+    store: Path | None = None,
 ) -> list[dict]:
     """`RunResult.to_json()` of every shipped run of the paper; a run without usable weights gives {"run", "missing"}.
 
     experiments: names to restrict to; None means all; objects: the largest number trained on, likewise. on_result sees
     each result as soon as it is there. workers: so many processes share the K of a run, with one thread each (on the
-    CPU).
+    CPU). store: a JSON file that keeps every result by its weights, counter, settings and version; what it holds is not
+    sampled again.
     """
     wanted = None if experiments is None else {get_experiment(name).name for name in experiments}
     for name in wanted or ():
@@ -117,28 +121,47 @@ def evaluate_all(
     runs = [run for run in runs if (wanted is None or run.experiment.name in wanted) and objects in (None, run.objects)]
     if not runs:
         raise LcsError(f"the paper has no such run on 1..{objects} objects")
+    kept = read_store(store)
+    if store is not None:
+        write_json(store, kept)  # a path that cannot be written is told before anything is sampled
     results = []
     for run in runs:
-        key = weights.entry_key(run, stage)
-        if key not in shipped:
-            results.append({"run": run.name, "missing": f"no weights for {key}"})
+        limit = len(get_conditioner(run.experiment.conditioner).test_conditions)
+        own_ks = [k for k in (range(limit + 1) if ks is None else ks) if k <= limit]
+        options = (samples, steps, solver, seed)
+        entry = shipped.get(weights.entry_key(run, stage), {"sha256": None})
+        place = content_hash([entry["sha256"], shipped.get("counter"), own_ks, options, lcs.__version__])
+        if place in kept:
+            results.append(kept[place])
         else:
-            limit = len(get_conditioner(run.experiment.conditioner).test_conditions)
-            own_ks = range(limit + 1) if ks is None else [k for k in ks if k <= limit]
-            options = (samples, steps, solver, seed)
             try:
-                model = weights.load(run, stage, root).to(device)
-            except LcsError as error:  # damaged: the others can be evaluated
+                shared = workers if device == "cpu" else 1
+                result = _evaluate_shipped(run, stage, root, own_ks, options, shared, progress, counter, device)
+                results.append({**result.to_json(), "stage": stage})
+                kept[place] = results[-1]
+            except LcsError as error:  # not shipped, or damaged: the others can be evaluated
                 results.append({"run": run.name, "missing": str(error)})
-                continue
-            if workers > 1 and device == "cpu" and len(own_ks) > 1:
-                result = _shared(run, stage, root, own_ks, options, workers, progress)
-            else:
-                result = evaluate_run(run, model, own_ks, *options, progress, counter)
-            results.append({**result.to_json(), "stage": stage})
+            if store is not None:
+                write_json(store, kept)
         if on_result is not None:
             on_result(results[-1])
     return results
+
+
+def _evaluate_shipped(run: Run, stage, root: Path, ks, options: tuple, workers: int, progress: bool, counter, device):
+    model = weights.load(run, stage, root).to(device)
+    if workers > 1 and len(ks) > 1:
+        return _shared(run, stage, root, ks, options, workers, progress)
+    return evaluate_run(run, model, ks, *options, progress, counter)
+
+
+def read_store(path: Path | None) -> dict[str, dict]:
+    """Results kept by an earlier `evaluate_all`; nothing if there is no file yet."""
+    kept = read_json(path) if path is not None and path.exists() else {}
+    results = kept.values() if isinstance(kept, dict) else [None]
+    if not all(isinstance(result, dict) and {"run", "rows"} <= result.keys() for result in results):
+        raise LcsError(f"{path} does not hold results of `lcs evaluate`; choose another file")
+    return kept
 
 
 def _shared(run: Run, stage: str, root: Path, ks: Sequence[int], options: tuple, workers: int, progress: bool):

@@ -264,6 +264,34 @@ def test_evaluate_all_names_missing_weights(monkeypatch, tmp_path):
         evaluate_all("mini", ["grid-none"], root=tmp_path)
 
 
+def test_what_a_store_holds_is_not_sampled_again(monkeypatch, tmp_path):
+    store, sampled = tmp_path / "kept.json", []
+
+    def instead(run, model, ks, samples, *_):
+        sampled.append((run.name, samples))
+        if run.name == "list-all-m3" and len(sampled) < 3:
+            raise KeyboardInterrupt
+        return evaluation.summarise(run, [make_row(1, 3, [Match(1, 0)] * samples, [0] * samples, 0)], 0, {}, 1.0)
+
+    monkeypatch.setattr(evaluation, "evaluate_run", instead)
+    ask = {"experiments": ["list-all", "grid-all"], "objects": 3, "ks": [1], "store": store, "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_all("mini", samples=2, **ask)
+    assert sampled == [("grid-all-m3", 2), ("list-all-m3", 2)]
+    results = evaluate_all("mini", samples=2, **ask)
+    assert sampled[2:] == [("list-all-m3", 2)]  # the first was kept
+    assert [r["run"] for r in results] == ["grid-all-m3", "list-all-m3"]
+    assert evaluate_all("mini", samples=2, **ask) == json.loads(json.dumps(results))
+    assert len(sampled) == 3
+    evaluate_all("mini", samples=3, **ask)
+    assert len(sampled) == 5
+    (tmp_path / "other.json").write_text("[1]")
+    with pytest.raises(LcsError, match="does not hold results"):
+        evaluate_all("mini", **(ask | {"store": tmp_path / "other.json"}))
+    with pytest.raises(LcsError, match="cannot write"):
+        evaluate_all("mini", **(ask | {"store": tmp_path / "other.json" / "under.json"}))
+
+
 def test_true_scenes_pass_their_own_test():
     """Truth from the renderer: rendered scenes matched with their own locations are complete, shipped counter."""
     counter = evaluation.load_counter(weights.WEIGHTS)

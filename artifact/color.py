@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -48,6 +50,7 @@ def fig5(context: Context) -> dict:
         if name == FIG_1_PAGE:
             continue
         context.figure(f"fig5-{name}", draw_page(counts), f"{name}: up to 8 samples (rows) for every K (columns).")
+    context.table("fig5-palette", palette_rows(rows), CAPTION_PALETTE)
     context.figure("fig5-feature-space", draw_feature_space(matrices), CAPTION_5)
     for name, cosines in matrices:
         context.figure(f"fig11-{name}", draw_all_layers(cosines), f"{name}: cosines of the mean differences of the 8 "
@@ -55,6 +58,30 @@ def fig5(context: Context) -> dict:
                        "image, at the highest noise level, from -1 (blue) to 1 (red). Above each: layer and mean "
                        "off-diagonal cosine.")  # fmt: skip
     return numbers
+
+
+CAPTION_PALETTE = (
+    "Do objects heed each other's colours? Samples that show as many objects as were asked for, and of these the share "
+    "with each asked colour once; last, that share if every object took one of the asked colours whatever the others "
+    "took, K! / K^K."
+)
+
+
+def palette_rows(counted: list[tuple[str, dict]]) -> list[dict]:
+    """Rows for the K of training, where the number of objects is right often enough to look at their colours."""
+    table = []
+    for name, counts in counted:
+        for row in counts["rows"][1 : counts["objects"] + 1]:
+            k, in_place = row["k"], np.asarray(row["in_place"])
+            right_number = in_place + row["extras"] == k
+            each_once = int((in_place[right_number] == k).sum())
+            share = f"{each_once / right_number.sum():.0%}" if right_number.any() else ""
+            table.append({
+                "model": name, "K": k, "samples": len(in_place), "right number": int(right_number.sum()),
+                "each colour once": each_once, "share": share,
+                "on their own": f"{math.factorial(k) / k**k:.0%}",
+            })  # fmt: skip
+    return table
 
 
 CAPTION_5 = (

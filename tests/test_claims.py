@@ -5,6 +5,7 @@ import pytest
 
 from artifact import claims, scatter
 from artifact.claims import CAME_OUT, NOT, NOT_RUN, PARTLY, judge
+from artifact.color import palette_rows
 
 
 def numbers_of(k_max, objects=3, zero=(0, 0), samples=16, median=None):
@@ -236,3 +237,18 @@ def test_every_claim_states_its_rule():
     assert len({c.id for c in claims.CLAIMS}) == len(claims.CLAIMS)
     for claim in claims.CLAIMS:
         assert claim.rule and claim.paper and claim.claim  # noqa: PT018
+
+
+def test_palette_looks_at_samples_with_the_right_number_of_objects():
+    rows = [
+        {"k": 0, "in_place": [0] * 4, "extras": [0] * 4},
+        {"k": 1, "in_place": [1, 0, 1, 0], "extras": [0, 1, 2, 0]},
+        {"k": 2, "in_place": [2, 1, 1, 2], "extras": [0, 1, 0, 0]},
+        {"k": 3, "in_place": [0] * 4, "extras": [0] * 4},
+        {"k": 4, "in_place": [4] * 4, "extras": [0] * 4},
+    ]
+    found = palette_rows([("color-m3", {"rows": rows, "objects": 3})])
+    assert [(r["K"], r["right number"], r["each colour once"], r["share"]) for r in found] == [
+        (1, 2, 1, "50%"), (2, 3, 2, "67%"), (3, 0, 0, "")
+    ]  # fmt: skip
+    assert [r["on their own"] for r in found] == ["100%", "50%", "22%"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lcs.experiments import MAIN_OBJECTS, Run
+from lcs.experiments import Run
 from lcs.weights import entry_key
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class Effort:
 
     name: str
     samples: int  # per K, standard models
-    other_samples: int  # per K, those on other than 1-3 objects, and early and mid stages: the paper counted 8
-    local_samples: int  # per K, local models: 25 times the work per image
+    local_samples: int  # per K, local models: 25 times the work per image; the paper counted 8
     solver: str  # the multistep solver needs half the network calls of Heun's method for the same error
     steps: int
     locality_seeds: int
@@ -41,18 +40,15 @@ class Effort:
 
     def samples_of(self, checkpoint: Checkpoint) -> int:
         """Images per K of a checkpoint."""
-        if checkpoint.run.experiment.local:
-            return self.local_samples
-        main = checkpoint.run.objects == MAIN_OBJECTS and checkpoint.stage == "late"
-        return self.samples if main else self.other_samples
+        return self.local_samples if checkpoint.run.experiment.local else self.samples
 
 
 EFFORTS = {
     e.name: e
     for e in (
-        Effort("quick", 4, 2, 2, "dpmpp_2m", 10, 2, 6, 4, 0.2),
-        Effort("standard", 16, 8, 8, "dpmpp_2m", 16, 4, 12, 16, 1.0),
-        Effort("full", 32, 32, 32, "heun", 32, 8, 16, 64, 5.0),  # the paper's sampler
+        Effort("quick", 4, 2, "dpmpp_2m", 10, 2, 6, 4, 0.2),
+        Effort("standard", 16, 8, "dpmpp_2m", 16, 4, 12, 16, 1.0),
+        Effort("full", 32, 32, "heun", 32, 8, 16, 64, 5.0),  # the paper's sampler
     )
 }
 

@@ -62,7 +62,7 @@ def shipped(tmp_path_factory):
 @pytest.fixture
 def tiny(monkeypatch, shipped):
     monkeypatch.setitem(experiments.SCALES, "tiny", SCALE)
-    monkeypatch.setitem(steps.EFFORTS, "quick", Effort("quick", 2, 2, 1, "heun", 2, 2, 2, 2, 0.1))
+    monkeypatch.setitem(steps.EFFORTS, "quick", Effort("quick", 2, 1, "heun", 2, 2, 2, 2, 0.1))
     monkeypatch.setattr(ahead.os, "cpu_count", lambda: 1)  # other processes would take longer to start than to count
     return shipped
 
@@ -294,9 +294,13 @@ def test_a_step_makes_what_it_declares(tmp_path, tiny):
     assert all(step.makes for step in registry.STEPS)
 
 
-def test_models_on_other_than_three_objects_are_judged_on_as_many_samples_as_the_papers():
+def test_standard_models_are_judged_on_twice_the_papers_samples_and_local_ones_on_as_many():
     standard = steps.EFFORTS["standard"]
-    objects = {"grid-all": 3, "grid-single": 5, "grid-single-local": 3}
-    late = {name: standard.samples_of(steps.Checkpoint(get_run(name, m, "mini"))) for name, m in objects.items()}
-    assert late == {"grid-all": 16, "grid-single": 8, "grid-single-local": standard.local_samples}
-    assert standard.samples_of(steps.Checkpoint(get_run("grid-all", 3, "mini"), "early")) == 8
+    checkpoints = [
+        ("grid-all", 3, "late"),
+        ("grid-single", 5, "late"),
+        ("grid-all", 3, "early"),
+        ("list-all-local", 3, "late"),
+    ]
+    asked = [standard.samples_of(steps.Checkpoint(get_run(name, m, "mini"), stage)) for name, m, stage in checkpoints]
+    assert asked == [16, 16, 16, 8]

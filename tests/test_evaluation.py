@@ -292,6 +292,24 @@ def test_what_a_store_holds_is_not_sampled_again(monkeypatch, tmp_path):
         evaluate_all("mini", **(ask | {"store": tmp_path / "other.json" / "under.json"}))
 
 
+def test_stored_results_are_of_the_shipped_weights(monkeypatch, tmp_path):
+    """Else: `lcs evaluate NAME --store weights/evaluated.json` for what was trained anew, and its row in the README."""
+    sampled = []
+
+    def instead(run, *_):
+        sampled.append(run.name)
+        raise LcsError("not sampled here")
+
+    monkeypatch.setattr(evaluation, "evaluate_run", instead)
+    store = tmp_path / "copy.json"
+    store.write_bytes((weights.WEIGHTS / "evaluated.json").read_bytes())
+    standard = [e.name for e in EXPERIMENTS.values() if not e.local and e.conditioner != "none"]
+    results = evaluate_all("mini", standard, samples=32, steps=20, solver="dpmpp_2m", store=store, progress=False)
+    assert sampled == []
+    shown = (weights.WEIGHTS / "README.md").read_text()
+    assert [r["run"] for r in results if f"| `{r['run']}` | {r['label']} | {r['k_max_in_place']} |" not in shown] == []
+
+
 def test_true_scenes_pass_their_own_test():
     """Truth from the renderer: rendered scenes matched with their own locations are complete, shipped counter."""
     counter = evaluation.load_counter(weights.WEIGHTS)

@@ -71,6 +71,9 @@ def train(
     mixed_precision: Annotated[
         str | None, typer.Option(help="no, bf16 or fp16; by default what `accelerate launch` was told, else no.")
     ] = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Compile the network first: faster steps, above all with bf16.")
+    ] = False,
     checkpoint_seconds: Annotated[float, typer.Option(help="How much work a kill may lose.")] = 300.0,
     stop_after: Annotated[int | None, typer.Option(help="Leave after this many samples; resume later.")] = None,
     samples: Annotated[
@@ -105,7 +108,7 @@ def train(
 
     if threads:
         use_threads(threads)
-    settings = TrainSettings(micro_batch, mixed_precision, cpu, checkpoint_seconds, stop_after)
+    settings = TrainSettings(micro_batch, mixed_precision, cpu, checkpoint_seconds, stop_after, compile=compile_)
     train_all(runs, data, out, seed, settings, ship, cifar, keep_going=all_, from_shipped=from_shipped)
 
 
@@ -306,6 +309,15 @@ def bench_train_command(scale: str = "mini", seconds: float = 20.0, json_: Json 
     from lcs.experiments import get_scale
 
     _finish(bench_train(get_scale(scale), seconds=seconds), json_)
+
+
+@bench_app.command("compiled")
+def bench_compiled_command(scale: str = "mini", seconds: float = 20.0, json_: Json = False) -> None:
+    """A training step compiled and in bf16 against the plain one in float32, one thread."""
+    from lcs.bench.compute import bench_compiled
+    from lcs.experiments import get_scale
+
+    _finish(bench_compiled(get_scale(scale), seconds=seconds), json_)
 
 
 @bench_app.command("sample")

@@ -3,7 +3,7 @@
 import pytest
 from tiny import SCALE
 
-from lcs.bench.compute import bench_local, bench_sample, bench_train
+from lcs.bench.compute import bench_compiled, bench_local, bench_sample, bench_train
 from lcs.plan import plan
 
 COMMON = {"samples_per_second", "gflops", "gemm_gflops", "share", "median_gflops", "median_share"}
@@ -28,3 +28,10 @@ def test_a_plan_knows_the_data_of_every_run():
     costs = {cost.run: cost for cost in plan(["mini"], 50.0)}
     assert costs["cifar10"].data_gb == pytest.approx(50_000 * 32 * 32 * 3 / 1e9)
     assert costs["grid-all-m3"].data_gb == pytest.approx(3 * 100_000 * 64 * 64 * 3 / 1e9)
+
+
+@pytest.mark.slow  # C++ is compiled
+def test_compiled_steps_are_compared_with_plain_ones():
+    result = bench_compiled(SCALE, seconds=0)
+    ratio = result["compiled_bf16_samples_per_second"] / result["plain_samples_per_second"]
+    assert result["speedup"] == pytest.approx(ratio)

@@ -155,7 +155,10 @@ class Block(nn.Module):
         weight = weight.view(self.heads, d, 3, c).permute(2, 0, 1, 3).reshape(3 * c, c, 1, 1)
         y = conv2d(x, weight, self.training).permute(0, 2, 3, 1).reshape(b, h * w, 3, self.heads, d)
         q, k, v = normalize(y, dim=4).permute(2, 0, 3, 1, 4)  # each [B, heads, HW, d]
-        y = F.scaled_dot_product_attention(q, k, v)  # softmax(q k^T / sqrt(d)) v
+        if torch.compiler.is_compiling() and x.device.type == "cpu":  # PyTorch's own is slow on small CPU maps
+            y = torch.softmax(q @ k.mT / d**0.5, dim=-1).to(v.dtype) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v)  # softmax(q k^T / sqrt(d)) v
         return y.transpose(1, 2).reshape(b, h, w, c).permute(0, 3, 1, 2)  # channels-last again
 
 

@@ -42,13 +42,13 @@ def usable(x: Tensor, training: bool, layout: torch.memory_format | None = None)
     """
     layout = layout or (torch.channels_last if x.ndim == 4 else torch.contiguous_format)
     return (
-        x.device.type == "cpu"
+        not torch.compiler.is_compiling()  # first: what follows cannot be traced
+        and x.device.type == "cpu"
         and x.dtype == torch.float32
         and torch.get_num_threads() == 1
         and (training or not torch.is_grad_enabled())
         and x.is_contiguous(memory_format=layout)
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
         and not torch._C._functorch.peek_interpreter_stack()
         and not torch._C._len_torch_dispatch_stack()  # somebody counts or traces PyTorch's operations
     )

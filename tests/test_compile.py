@@ -27,7 +27,9 @@ def losses_and_gradients(network, forward):
     return loss, dict(zip(named, torch.autograd.grad(loss.sum(), list(named.values())), strict=True))
 
 
-def test_one_graph_with_the_same_loss_and_gradients():
+# aot_eager traces and differentiates, but makes no C++ of it; inductor does, which is what `--compile` runs.
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_one_graph_with_the_same_loss_and_gradients(backend):
     torch.manual_seed(0)
     network = EDM2(NETWORK, 16, 3, 4).to(memory_format=torch.channels_last).train()
     with torch.no_grad():
@@ -35,8 +37,8 @@ def test_one_graph_with_the_same_loss_and_gradients():
             if name.endswith("gain"):  # zero at the start: nothing behind them would get a gradient
                 p.fill_(0.3)
     plain, gradients = losses_and_gradients(network, network)
-    # fullgraph: a place that cannot be traced is an error. aot_eager: traced and differentiated, but not made C++ of.
-    compiled = torch.compile(network, backend="aot_eager", fullgraph=True, dynamic=False)
+    # fullgraph: a place that cannot be traced is an error.
+    compiled = torch.compile(network, backend=backend, fullgraph=True, dynamic=False)
     traced, traced_gradients = losses_and_gradients(network, compiled)
     assert torch.allclose(plain, traced, atol=1e-5, rtol=1e-5)
     for name, gradient in gradients.items():

@@ -106,7 +106,7 @@ def mp_sum_weights(t: float) -> tuple[float, float]:
 def mp_sum(a: Tensor, b: Tensor, t: float = 0.5) -> Tensor:
     """Magnitude-preserving sum: a lerp from `a` to `b` divided by the magnitude it would have. Eq. 88."""
     wa, wb = mp_sum_weights(t)
-    return torch.add(a * wa, b, alpha=wb)
+    return a * wa + b * wb  # torch.add's alpha is dropped by torch.compile if b is a matrix product (PyTorch 2.13)
 
 
 def mp_cat_weights(na: int, nb: int, t: float) -> tuple[float, float]:

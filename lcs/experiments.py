@@ -173,8 +173,9 @@ SCALES = {
                 p_std=1.4,
             ),
             labelled_recipe=MINI_LABELLED,
-            # A colour says nothing about where: it matters while objects are seen and their colours not yet.
-            color_recipe=replace(MINI_LABELLED, high_noise=(2.2, 0.8)),
+            # A colour says nothing about where: it matters while objects are seen and their colours not yet. What it
+            # asks for is learned more slowly than locations.
+            color_recipe=replace(MINI_LABELLED, samples=560_000, high_noise=(2.2, 0.8)),
             # The rate at which the others' end begins, falling to zero from there.
             grown_recipe=replace(
                 MINI_LABELLED,
@@ -188,7 +189,7 @@ SCALES = {
             local_recipe=Recipe(
                 optimizer="muon",
                 batch=32,
-                samples=200_000,
+                samples=1_000_000,  # small patches train fast, and errors of few objects fall slowly
                 lr=0.02,
                 lr_decay_batches=500,
                 lr_rampup_samples=3_000,

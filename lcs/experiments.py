@@ -120,11 +120,11 @@ class Scale:
 MINI_LABELLED = Recipe(
     optimizer="muon",
     batch=32,
-    samples=160_000,
+    samples=400_000,
     lr=0.02,
     lr_decay_batches=500,
     lr_rampup_samples=3_000,
-    lr_anneal=0.375,  # from 100,000 samples on
+    lr_anneal=0.375,  # from 250,000 samples on
     anneal_average=True,
     p_mean=0.8,
     p_std=1.6,

@@ -231,7 +231,7 @@ def test_every_kind_of_run_has_its_recipe():
     assert get_run("grid-all", 6, "paper").grown_from is None  # the paper's begin at random
     assert get_run("color", 3, "paper").recipe == Recipe() == get_run("grid-all", 3, "paper").recipe  # the paper's
     longer = with_samples(get_run("color", 3, "mini"), 999)
-    assert (longer.recipe.samples, longer.scale.labelled_recipe.samples) == (999, 160_000)
+    assert (longer.recipe.samples, longer.scale.labelled_recipe.samples) == (999, 400_000)
 
 
 def test_a_run_can_begin_at_high_noise():

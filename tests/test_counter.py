@@ -389,8 +389,8 @@ def test_agreement_with_counts_made_by_eye(shipped):
             "grid-all-m3": 0.92, "grid-random-m3": 0.95, "grid-single-m3": 0.91, "list-all-m3": 0.83,
             "grid-all-m1": 0.98, "list-all-local-m3": 0.75, "grid-single-local-m3": 0.68}),
         "before": (96, 0.89, {
-            "grid-all-m3": 0.93, "grid-single-m3": 0.93, "grid-random-m3": 0.93, "grid-drop-one-m3": 0.93, "color-m3": 0.85,
-            "grid-single-local-m3": 0.70}),
+            "grid-all-m3": 0.93, "grid-single-m3": 0.93, "grid-random-m3": 0.93, "grid-drop-one-m3": 0.93,
+            "color-m3": 0.85, "grid-single-local-m3": 0.70}),
         "shipped": (160, 0.90, {
             "grid-all-m3": 0.93, "grid-single-m3": 0.93, "list-all-m3": 0.95, "grid-random-m3": 0.85,
             "grid-drop-one-m3": 0.95, "grid-all-m1": 0.93, "grid-all-m2": 0.93, "color-m3": 0.85,

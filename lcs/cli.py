@@ -188,7 +188,7 @@ def evaluate(
 
 @app.command()
 def probe(
-    experiment: Annotated[str, typer.Argument(help="One that is told locations, e.g. grid-all.")],
+    experiment: Annotated[str, typer.Argument(help="One that is told locations or colours, e.g. grid-all.")],
     objects: Annotated[int, typer.Option(help="Trained on scenes with 1 to so many objects.")] = 3,
     scale: Annotated[str, typer.Option(help="mini or paper.")] = "mini",
     stage: Annotated[str, typer.Option(help="early, mid or late checkpoint of the shipped weights.")] = "late",
@@ -196,19 +196,28 @@ def probe(
     seed: Annotated[int, typer.Option(help="Of the scenes and the noise.")] = 0,
     json_: Json = False,
 ) -> None:
-    """How much of K asked locations a model leaves undone at high noise, in seconds and without sampling."""
+    """Judge a model in seconds, without sampling.
+
+    Locations: how much of K asked ones it leaves undone at high noise. Colours: whether objects heed each other's.
+    """
     from lcs import weights
     from lcs.evaluation import to_markdown
     from lcs.experiments import get_run
+    from lcs.heed import heed
     from lcs.probe import probe as probe_model
 
     run = get_run(experiment, objects, scale)
     model = weights.load(run, stage) if running is None else weights.load_running(run, running)
-    rows = probe_model(run, model, seed=seed)
-    print(to_markdown([
-        {"K": r.k, "spread": f"{r.spread:.4f}", "error": f"{r.error:.4f}", "without label": f"{r.without_label:.4f}",
-         "unfollowed": f"{r.unfollowed:.0%}"} for r in rows
-    ]))  # fmt: skip
+    if run.experiment.conditioner == "color":
+        rows = heed(run, model, seed=seed)
+        shown = [{"noise level": f"{r.sigma:g}", "response": f"{r.response:+.3f}", "of a palette": f"{r.palette:+.3f}",
+                  "of a count": f"{r.count:+.3f}", "heed": f"{r.heed:+.0%}"} for r in rows]  # fmt: skip
+    else:
+        rows = probe_model(run, model, seed=seed)
+        shown = [{"K": r.k, "spread": f"{r.spread:.4f}", "error": f"{r.error:.4f}",
+                  "without label": f"{r.without_label:.4f}",
+                  "unfollowed": f"{r.unfollowed:.0%}"} for r in rows]  # fmt: skip
+    print(to_markdown(shown))
     if json_:
         print(json.dumps([r.to_json() for r in rows]))
 

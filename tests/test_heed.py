@@ -1,0 +1,94 @@
+"""Heed: denoisers whose answer is known, from a palette to Bayes' rule, and the scenes it is measured on."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from lcs import heed
+from lcs.cli import app
+from lcs.errors import LcsError
+from lcs.experiments import get_run
+
+RUN = get_run("color", 3, "mini")
+PAIRS = heed.render_pairs(RUN, 24)
+
+
+@pytest.mark.parametrize("sigma", heed.SIGMAS)
+def test_a_palette_hardly_responds_and_a_count_does(sigma):
+    best = heed.response(partial(heed.count, PAIRS), PAIRS, sigma)
+    assert best > 0.1
+    assert abs(heed.response(partial(heed.palette, PAIRS), PAIRS, sigma)) < 0.1 * best
+
+
+def test_a_count_has_the_smaller_error():
+    """Knowing that the colours differ helps: else there would be nothing to learn."""
+    for sigma in (4.0, 9.0):
+        x = PAIRS.ab + sigma * torch.randn(PAIRS.ab.shape, generator=torch.Generator().manual_seed(3))
+        joint, alone = ((f(PAIRS, x, sigma) - PAIRS.ab).square().mean() for f in (heed.count, heed.palette))
+        assert joint < 0.8 * alone
+
+
+def test_a_count_of_one_pixel_is_bayes_rule_summed_over_both_colourings():
+    """Against the sum over hypotheses with normal densities, pixel values 1 and -1."""
+    ab, ba = torch.tensor([1.0, -1.0]).view(1, 1, 1, 2), torch.tensor([-1.0, 1.0]).view(1, 1, 1, 2)
+    pairs = heed.Pairs(ab, ba, torch.full((1, 1, 1, 2), -1.0), torch.zeros(1, 8))
+    x, sigma = torch.tensor([0.3, 0.9]).view(1, 1, 1, 2), 1.7
+    weights = [math.exp(-float((x - image).square().sum()) / (2 * sigma**2)) for image in (ab, ba)]
+    mean = (weights[0] * ab + weights[1] * ba) / sum(weights)
+    assert torch.allclose(heed.count(pairs, x, sigma), mean)
+    own = torch.tanh(x / sigma**2)  # of a value that is 1 or -1
+    assert torch.allclose(heed.palette(pairs, x, sigma), own)
+
+
+def test_only_object_one_differs_between_the_images_compared():
+    """AB and BB show object 2 alike; AB and BA are the same scene with the colours exchanged."""
+    one, two = (PAIRS.ab - PAIRS.bb).abs(), (PAIRS.bb - PAIRS.ba).abs()
+    assert (one.amax((1, 2, 3)) > 0.5).all()
+    overlap = (one * two).flatten(1).sum(1) / (one.square().flatten(1).sum(1) * two.square().flatten(1).sum(1)).sqrt()
+    assert overlap.median() < 0.1  # but for shadows and reflections
+    assert (PAIRS.labels.sum(1) == 2).all()
+    assert PAIRS.labels.max() == 1
+    again = heed.render_pairs(RUN, 24)
+    assert torch.equal(again.ab, PAIRS.ab)
+    assert not torch.equal(heed.render_pairs(RUN, 24, seed=1).ab, PAIRS.ab)
+
+
+class Knowing(nn.Module):
+    """Somebody who knows the pairs, whatever part of them is asked for."""
+
+    def __init__(self, rule, pairs):
+        super().__init__()
+        self.rule, self.pairs, self.one = rule, pairs, nn.Parameter(torch.ones(1))
+        self.seen = []
+
+    def forward(self, x, sigma, labels):
+        at = sum(self.seen) % len(self.pairs.ab)
+        self.seen.append(len(x))
+        part = slice(at, at + len(x))
+        mine = heed.Pairs(*(getattr(self.pairs, name)[part] for name in ("ab", "ba", "bb", "labels")))
+        assert torch.equal(labels, mine.labels)
+        return self.rule(mine, x, sigma)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [(heed.palette, 0), (heed.count, 1)])
+def test_a_model_is_asked_in_parts_with_the_labels_that_belong_to_them(monkeypatch, rule, expected):
+    monkeypatch.setattr(heed, "CHUNK", 7)
+    model = Knowing(rule, PAIRS)
+    rows = heed.heed(RUN, model, (4.0, 9.0), scenes=24)
+    assert [row.heed for row in rows] == pytest.approx([expected] * 2, abs=1e-5)
+    assert model.seen[:4] == [7, 7, 7, 3]
+
+
+def test_only_models_that_are_told_colours_can_be_asked():
+    with pytest.raises(LcsError, match="not told colours"):
+        heed.heed(get_run("grid-all", 3, "mini"), nn.Linear(1, 1))
+
+
+def test_the_shipped_model_is_told_by_one_command():
+    result = CliRunner().invoke(app, ["probe", "color", "--objects", "1"])
+    assert result.exit_code == 0
+    assert "of a count" in result.output

@@ -211,7 +211,8 @@ def probe(
     if run.experiment.conditioner == "color":
         rows = heed(run, model, seed=seed)
         shown = [{"noise level": f"{r.sigma:g}", "response": f"{r.response:+.3f}", "of a palette": f"{r.palette:+.3f}",
-                  "of a count": f"{r.count:+.3f}", "heed": f"{r.heed:+.0%}"} for r in rows]  # fmt: skip
+                  "of a count": f"{r.count:+.3f}", "heed": f"{r.heed:+.0%}",
+                  "95% interval": "{:+.0%} to {:+.0%}".format(*r.interval)} for r in rows]  # fmt: skip
     else:
         rows = probe_model(run, model, seed=seed)
         shown = [{"K": r.k, "spread": f"{r.spread:.4f}", "error": f"{r.error:.4f}",

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lcs.bootstrap import interval
 from lcs.conditioning import get_conditioner
 from lcs.errors import LcsError
 from lcs.experiments import TEST_COLORS, Run
@@ -61,16 +62,14 @@ class Pairs:
 @dataclass(frozen=True)
 class HeedRow:
     sigma: float
-    response: float  # of the model
+    response: float  # of the model, mean over scenes
     palette: float  # of those who know the scene, on the same images
     count: float
-
-    @property
-    def heed(self) -> float:
-        return (self.response - self.palette) / (self.count - self.palette)
+    heed: float
+    interval: tuple[float, float]  # 95%, over scenes
 
     def to_json(self) -> dict:
-        return {**asdict(self), "heed": self.heed}
+        return asdict(self)
 
 
 def render_pairs(run: Run, n: int = SCENES, seed: int = 0) -> Pairs:
@@ -114,12 +113,12 @@ def palette(pairs: Pairs, x: Tensor, sigma: float) -> Tensor:
     return pairs.bb + sum(changes)
 
 
-def response(denoise: Denoise, pairs: Pairs, sigma: float, seed: int = 0) -> float:
+def responses(denoise: Denoise, pairs: Pairs, sigma: float, seed: int = 0) -> Tensor:  # [N]
     """How far object 2 turns away from B if object 1 is B too; 1: all the way to A."""
     noise = sigma * torch.randn(pairs.ab.shape, generator=torch.Generator().manual_seed(seed))
     change = denoise(pairs.ab + noise, sigma) - denoise(pairs.bb + noise, sigma)
     own = pairs.bb - pairs.ba
-    return (_dot(change, own) / _dot(own, own)).mean().item()
+    return _dot(change, own) / _dot(own, own)
 
 
 @torch.no_grad()
@@ -135,9 +134,16 @@ def heed(
         parts = zip(x.split(CHUNK), pairs.labels.split(CHUNK), strict=True)
         return torch.cat([model(part.to(device), sigma, labels.to(device)).cpu() for part, labels in parts])
 
-    return [
-        HeedRow(
-            sigma, *(response(f, pairs, sigma, seed) for f in (denoise, partial(palette, pairs), partial(count, pairs)))
-        )
-        for sigma in (s * run.scale.resolution / 64 for s in sigmas)  # twice the pixels show as much at twice the noise
-    ]
+    def row(sigma: float) -> HeedRow:
+        answers = denoise, partial(palette, pairs), partial(count, pairs)
+        by_scene = np.stack([responses(f, pairs, sigma, seed).numpy() for f in answers])  # [3, N]
+
+        def share(chosen: np.ndarray) -> float:
+            own, least, most = by_scene[:, chosen].mean(axis=1)
+            return float((own - least) / (most - least))
+
+        means = by_scene.mean(axis=1).tolist()
+        return HeedRow(sigma, *means, share(np.arange(scenes)), interval(share, scenes, seed=seed))
+
+    scale = run.scale.resolution / 64  # twice the pixels show as much at twice the noise
+    return [row(sigma * scale) for sigma in sigmas]

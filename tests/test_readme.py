@@ -46,6 +46,15 @@ def test_files_and_pictures_it_shows_are_there():
     assert [name for name in named if not (REPO / name).exists()] == []
 
 
+def test_stored_results_are_of_the_shipped_models():
+    """Else: `lcs artifact --keep artifact/results`, and its claims in the README."""
+    facts = json.loads((RESULTS / "environment.json").read_text())
+    shipped = {key: entry["sha256"] for key, entry in json.loads((REPO / "weights/manifest.json").read_text()).items()}
+    assert {key for key, sha256 in facts["weights"].items() if shipped.get(key) != sha256} == set()
+    assert facts["counter"] == shipped["counter"]
+    assert facts["missing"] == []
+
+
 def test_claims_are_those_of_the_stored_results():
     rows = [line for line in README.splitlines() if re.search(r"\| (came out|partly|not) \|$", line)]
     stored = (RESULTS / "claims.md").read_text().splitlines()

@@ -70,12 +70,12 @@ def reaches(run: str, wanted: int, partly: int) -> Callable[[dict], Finding]:
 
 def stays_below(run: str, most: int, partly: int) -> Callable[[dict], Finding]:
     """K_max of at most `most` on enough samples, but of at least 1: a model that cannot even draw one object shows
-    little by failing."""
+    little by failing. Partly up to `partly`, if the interval does not say that `most` is surpassed."""
 
     def rule(numbers: dict) -> Finding:
         found = k_max(run)(numbers)
         enough = found["samples"] >= ENOUGH_SAMPLES
-        verdict = graded(1 <= found["k_max"] <= most and enough, found["k_max"] <= partly)
+        verdict = graded(1 <= found["k_max"] <= most and enough, found["k_max"] <= partly and found["low"] <= most)
         return Finding(reached(found), verdict, f"{found['low']}-{found['high']}")
 
     return rule

@@ -47,7 +47,7 @@ EFFORTS = {
     e.name: e
     for e in (
         Effort("quick", 4, 2, "dpmpp_2m", 10, 2, 6, 4, 0.2),
-        Effort("standard", 16, 8, "dpmpp_2m", 16, 4, 12, 16, 1.0),
+        Effort("standard", 32, 8, "dpmpp_2m", 20, 4, 12, 16, 1.0),  # samples and steps as `lcs evaluate`
         Effort("full", 32, 32, "heun", 32, 8, 16, 64, 5.0),  # the paper's sampler
     )
 }

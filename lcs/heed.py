@@ -1,4 +1,4 @@
-"""Do objects heed each other's colours? Told in seconds, without sampling: x0hat of one if only the other changes.
+"""Do objects heed each other's colours ("explaining away")? Told in seconds, without sampling.
 
 A model told "one A and one B" can take this as a palette: either object is A or B, whatever the other is. Or as a
 count: where one object is seen to be B, the other has to be A. Only the second draws each colour once. So scenes with
@@ -7,7 +7,8 @@ two objects are rendered in three colourings, the first letter being object 1:
     AB  what was asked for      BA  the same, the other way round      BB  object 1 changed: not what was asked for
 
 x0hat is worked out from noisy AB and from noisy BB, with the same noise and the same label. Object 2 is B in both; to
-a palette nothing has changed about it, a count turns it towards A in BB. With d = BB - BA, object 2's own colour:
+a palette nothing has changed about it, a count turns it towards A in BB. With d = BB - BA, what being B instead of A
+changes about object 2:
 
     response = <x0hat(AB) - x0hat(BB), d> / <d, d>
 
@@ -18,9 +19,11 @@ Two who know all of the scene but its colours say how large that can be. By Baye
 and for a palette each object is judged by its own evidence alone (its response is not quite 0: objects shade and mirror
 each other). On that scale a model has
 
-    heed = (response - palette's) / (count's - palette's):     0 is a palette, 1 a count as good as can be
+    heed = (response - palette's) / (count's - palette's):     0 is a palette, 1 a count by somebody who knows the scene
 
-A model must guess where the objects are, so at high noise 1 cannot be reached.
+Other values are possible: below 0, seeing B makes B likelier everywhere. A model must guess shapes and places, so 1 is
+out of reach, and how far is not known. Noise levels are those at which noisy BB could still be AB or BA: at less noise
+the answer to what cannot be is no measure of anything.
 """
 
 from __future__ import annotations
@@ -41,10 +44,10 @@ from lcs.render.fast import render
 from lcs.scenes.placement import random_scene
 from lcs.training.batches import standardise
 
-SIGMAS = (2.0, 4.0, 6.0, 9.0, 13.0, 20.0)  # where colours are decided in images of 64 pixels a side
+SIGMAS = (6.0, 8.0, 11.0, 15.0, 20.0)  # of images with 64 pixels a side; see above
 SCENES = 96
 CHUNK = 32
-FIRST_SCENE = 7 * 2**32  # seeds that no dataset of a small base seed holds
+FIRST_SCENE = 2**62  # far beyond the seeds of any dataset
 
 Denoise = Callable[[Tensor, float], Tensor]  # x [N, 3, H, W] of the pairs in their order, sigma -> x0hat
 
@@ -117,8 +120,8 @@ def responses(denoise: Denoise, pairs: Pairs, sigma: float, seed: int = 0) -> Te
     """How far object 2 turns away from B if object 1 is B too; 1: all the way to A."""
     noise = sigma * torch.randn(pairs.ab.shape, generator=torch.Generator().manual_seed(seed))
     change = denoise(pairs.ab + noise, sigma) - denoise(pairs.bb + noise, sigma)
-    own = pairs.bb - pairs.ba
-    return _dot(change, own) / _dot(own, own)
+    d = pairs.bb - pairs.ba
+    return _dot(change, d) / _dot(d, d)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from artifact.context import Context
 from artifact.locality import SECONDS
 from artifact.runner import run_artifact
 from artifact.steps import Effort
-from lcs import experiments, weights
+from lcs import evaluation, experiments, weights
 from lcs.bench.compute import single_thread
 from lcs.cli import app
 from lcs.data.files import write_json
@@ -294,7 +294,7 @@ def test_a_step_makes_what_it_declares(tmp_path, tiny):
     assert all(step.makes for step in registry.STEPS)
 
 
-def test_standard_models_are_judged_on_twice_the_papers_samples_and_local_ones_on_as_many():
+def test_standard_models_are_judged_on_as_many_samples_as_by_evaluate_and_local_ones_on_the_papers_eight():
     standard = steps.EFFORTS["standard"]
     checkpoints = [
         ("grid-all", 3, "late"),
@@ -303,4 +303,4 @@ def test_standard_models_are_judged_on_twice_the_papers_samples_and_local_ones_o
         ("list-all-local", 3, "late"),
     ]
     asked = [standard.samples_of(steps.Checkpoint(get_run(name, m, "mini"), stage)) for name, m, stage in checkpoints]
-    assert asked == [16, 16, 16, 8]
+    assert asked == [evaluation.SAMPLES] * 3 + [8]

@@ -28,6 +28,13 @@ def test_failing_rule(k, verdict):
     assert verdict_of("grid-single", {"table2": {"grid-single-m3": numbers_of(k)}}) == verdict
 
 
+def test_a_failure_that_the_interval_excludes_is_no_partly():
+    """Two where one was expected: partly only if it could be one."""
+    for low, verdict in ((1, PARTLY), (2, NOT)):
+        found = numbers_of(2, 1) | {"low": low}
+        assert verdict_of("single-object", {"table1": {"grid-all-m1": found}}) == verdict
+
+
 def test_reaching_by_luck_is_only_partly():
     """Seven of eight samples at every K pass the rule, but that the true share does is unlikely for all of them."""
     assert verdict_of("local", {"table1": {"grid-single-local-m3": numbers_of(7, median=3)}}) == PARTLY

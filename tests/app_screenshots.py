@@ -1,4 +1,4 @@
-"""Takes the README's pictures of the app: python tests/app_screenshots.py http://localhost:7860 docs
+"""Takes the README's pictures of the app: PYTHONPATH=. python tests/app_screenshots.py http://localhost:7860 docs
 
 Not a test. The app has to be running; the pictures show whatever checkpoints it offers.
 """
